@@ -1,0 +1,18 @@
+//! What a stored weight matrix looks like: element types, block layouts, shared byte ranges and scalar dequantisation.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`dtype`] | the element/block types and their sizes |
+//! | [`bytes`] | a range of bytes kept alive by whoever owns it (a memory map, a vector) |
+//! | [`matrix`] | a row-major `[out, in]` matrix over such bytes, with windows along both axes |
+//!
+//! This crate depends on nothing of Tandem's: the loader (`tandem-model`) produces [`MatrixSource`]s, the backends
+//! (`tandem-kernels`) consume them.
+
+pub mod bytes;
+pub mod dtype;
+pub mod matrix;
+
+pub use bytes::SharedBytes;
+pub use dtype::DType;
+pub use matrix::{MatrixError, MatrixSource};

@@ -1,0 +1,2 @@
+//! Generates code.
+fn main() {}

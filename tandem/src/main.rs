@@ -1,0 +1,2 @@
+//! Tandem.
+fn main() {}
