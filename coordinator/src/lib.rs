@@ -1,1 +1,13 @@
-//! Placeholder.
+//! The coordinator: HTTP, text, admission, order, membership and the journal of running requests. It holds no weights and links no
+//! kernel; it never sits inside a token's loop.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`api`] | OpenAI-style HTTP over [`engine::Engine`] |
+//! | [`text`] | chat template, tokenizer, incremental detokenizer, stop strings |
+//! | [`engine`] | the seam between the two halves: requests in token ids in, events out |
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod engine;
+pub mod text;

@@ -1,0 +1,1 @@
+//! Template, tokenizer, detokenizer and stop strings.
