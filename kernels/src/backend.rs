@@ -290,6 +290,10 @@ pub struct ExpertSource {
 
 /// Sampling of one row of logits. The random number is chosen by the caller (a function of seed, request and position), so that the
 /// result depends on nothing else.
+///
+/// Order of work: bias, repetition, frequency, presence, temperature, top-k (exactly k; ties by lowest id), top-p (of what top-k left),
+/// min-p. The token is then the first, in ascending id, at which the running sum of the kept probabilities exceeds `uniform` times
+/// their whole sum.
 #[derive(Clone, Debug)]
 pub struct SampleRow {
     /// Row of the logits buffer.
@@ -327,7 +331,7 @@ pub struct Sampled {
     pub token: u32,
     /// Its log-probability under the plain softmax of the raw logits (before temperature, penalties and cuts), as vLLM reports it.
     pub logprob: f32,
-    /// 1-based rank of the token by raw logit.
+    /// 1 + the number of tokens with a larger raw logit.
     pub rank: u32,
     /// The most likely tokens, best first, ties by lowest id.
     pub top: Vec<(u32, f32)>,

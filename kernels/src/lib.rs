@@ -3,9 +3,11 @@
 //! | module | idea |
 //! |---|---|
 //! | [`backend`] | the [`Backend`] trait: what the step loop may ask of a device |
+//! | [`reference`] | every formula, slow and obvious, in f32 and f64; the reference backend |
 //!
 //! This crate knows nothing of processes, networks or files: no tokio, no tonic (checked by CI).
 
 pub mod backend;
+pub mod reference;
 
 pub use backend::*;
