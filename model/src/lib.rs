@@ -1,1 +1,46 @@
-//! Placeholder.
+//! GLM-5.3-Flash (`glm5_next`) as data: what a checkpoint folder says, and where its bytes lie.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`json`] | typed reading of config files, with errors that name file and key |
+//! | [`geometry`] | `config.json` → [`Geometry`]: every size, none assumed |
+//! | [`generation`] | `generation_config.json` → [`GenerationConfig`]: sampling defaults and the set of EOS ids |
+//! | [`storage`] | safetensors files through `mmap`: one file, or an index and shards |
+//! | [`names`] | the spellings of a tensor name in the wild → one canonical name |
+//! | [`inventory`] | which tensors a geometry needs, with their shapes |
+//! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
+//! | [`tensors`] | typed access for workers: a layer's tensors, an expert's matrices |
+//! | [`fingerprint`] | the identity that two processes compare before they exchange activations |
+//! | [`shard`] | [`Shard`]: layers × experts × a slice of the intermediate dimension |
+//! | [`resident`] | [`Resident`]: what the attention worker keeps for itself |
+//! | [`plan`] | [`ShardPlan`]: cutting the routed experts over workers, each cell exactly once |
+//! | [`synthetic`] | hash-generated checkpoints of any geometry, for tests and benchmarks |
+//! | [`demo`] | the embedded demo checkpoint (feature `demo`) |
+//!
+//! This crate knows of no device and of no process: `kernels/quant` gives it [`tandem_quant::MatrixSource`], which the workers hand on to
+//! a backend.
+
+pub mod checkpoint;
+pub mod error;
+pub mod fingerprint;
+pub mod generation;
+pub mod geometry;
+pub mod inventory;
+pub mod json;
+pub mod names;
+pub mod plan;
+pub mod resident;
+pub mod shard;
+pub mod storage;
+pub mod tensors;
+
+pub use checkpoint::Checkpoint;
+pub use error::ModelError;
+pub use generation::GenerationConfig;
+pub use geometry::{Ffn, Geometry, Indexer, LayerSpec, Mixer};
+pub use plan::{PlanError, ShardPlan, Split};
+pub use resident::Resident;
+pub use shard::Shard;
+pub use tensors::{
+    DenseTensors, ExpertMatrices, FfnTensors, HcTensors, IndexerTensors, KdaTensors, LayerTensors, MixerTensors, MlaTensors, MoeTensors,
+};
