@@ -2,49 +2,159 @@
 
 use std::fmt;
 
-/// How the elements of a stored tensor are laid out.
-///
-/// Float types have blocks of one element. Block-quantised types are added here, each with its block size, as loaders for
-/// them arrive; everything that sizes, slices or dispatches on a matrix goes through these methods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum DType {
+use half::{bf16, f16};
+
+use crate::blocks::{iq, k, legacy, lut};
+
+/// Declares [`DType`] and its size table: variant, name, ggml type id, elements and bytes of a block.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident = ($name:literal, $ggml:literal, $elems:literal, $bytes:literal)),* $(,)?) => {
+        /// How the elements of a stored tensor are laid out. Float types have blocks of one element.
+        ///
+        /// Everything that sizes, slices or dispatches on a matrix goes through these methods, so a new type is one row here, one
+        /// dequantisation in [`crate::blocks`] and, where speed matters, one kernel per backend.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum DType {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl DType {
+            /// Every type.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Elements in one block along a row.
+            pub const fn block_elems(self) -> usize {
+                match self { $(Self::$variant => $elems,)* }
+            }
+
+            /// Bytes of one block.
+            pub const fn block_bytes(self) -> usize {
+                match self { $(Self::$variant => $bytes,)* }
+            }
+
+            /// The name used in messages and metrics.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Its id in GGUF files.
+            pub const fn ggml_id(self) -> u32 {
+                match self { $(Self::$variant => $ggml,)* }
+            }
+        }
+    };
+}
+
+dtypes! {
     /// IEEE single precision, little-endian.
-    F32,
+    F32 = ("F32", 0, 1, 4),
     /// IEEE half precision, little-endian.
-    F16,
+    F16 = ("F16", 1, 1, 2),
     /// bfloat16, little-endian.
-    Bf16,
+    Bf16 = ("BF16", 30, 1, 2),
+    /// ggml's Q4_0.
+    Q4_0 = ("Q4_0", 2, 32, 18),
+    /// ggml's Q4_1.
+    Q4_1 = ("Q4_1", 3, 32, 20),
+    /// ggml's Q5_0.
+    Q5_0 = ("Q5_0", 6, 32, 22),
+    /// ggml's Q5_1.
+    Q5_1 = ("Q5_1", 7, 32, 24),
+    /// ggml's Q8_0.
+    Q8_0 = ("Q8_0", 8, 32, 34),
+    /// ggml's Q2_K.
+    Q2K = ("Q2_K", 10, 256, 84),
+    /// ggml's Q3_K.
+    Q3K = ("Q3_K", 11, 256, 110),
+    /// ggml's Q4_K.
+    Q4K = ("Q4_K", 12, 256, 144),
+    /// ggml's Q5_K.
+    Q5K = ("Q5_K", 13, 256, 176),
+    /// ggml's Q6_K.
+    Q6K = ("Q6_K", 14, 256, 210),
+    /// ggml's IQ2_XXS.
+    Iq2Xxs = ("IQ2_XXS", 16, 256, 66),
+    /// ggml's IQ2_XS.
+    Iq2Xs = ("IQ2_XS", 17, 256, 74),
+    /// ggml's IQ3_XXS.
+    Iq3Xxs = ("IQ3_XXS", 18, 256, 98),
+    /// ggml's IQ1_S.
+    Iq1S = ("IQ1_S", 19, 256, 50),
+    /// ggml's IQ4_NL.
+    Iq4Nl = ("IQ4_NL", 20, 32, 18),
+    /// ggml's IQ3_S.
+    Iq3S = ("IQ3_S", 21, 256, 110),
+    /// ggml's IQ2_S.
+    Iq2S = ("IQ2_S", 22, 256, 82),
+    /// ggml's IQ4_XS.
+    Iq4Xs = ("IQ4_XS", 23, 256, 136),
+    /// ggml's IQ1_M.
+    Iq1M = ("IQ1_M", 29, 256, 56),
+    /// ggml's MXFP4.
+    Mxfp4 = ("MXFP4", 39, 32, 17),
+    /// ggml's NVFP4.
+    Nvfp4 = ("NVFP4", 40, 64, 36),
 }
 
 impl DType {
-    /// Elements in one block along a row.
-    pub const fn block_elems(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-        }
-    }
-
-    /// Bytes of one block.
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
+    /// The type with a ggml id, if it is one that is read here.
+    pub fn from_ggml(id: u32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.ggml_id() == id)
     }
 
     /// Bytes of `elems` consecutive elements of a row; `None` where they are no whole number of blocks.
     pub const fn row_bytes(self, elems: usize) -> Option<usize> {
-        if elems % self.block_elems() == 0 { Some(elems / self.block_elems() * self.block_bytes()) } else { None }
+        if elems.is_multiple_of(self.block_elems()) { Some(elems / self.block_elems() * self.block_bytes()) } else { None }
     }
 
-    /// The name used in messages and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
+    /// Whether elements are stored as plain floats.
+    pub const fn is_float(self) -> bool {
+        self.block_elems() == 1
+    }
+
+    /// Writes whole blocks as f32, exactly as ggml's reference does.
+    ///
+    /// # Panics
+    /// Where `bytes` and `out` are not the same whole number of blocks.
+    pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
+        assert_eq!(Some(bytes.len()), self.row_bytes(out.len()), "{self}: {} elements", out.len());
+        let block: fn(&[u8], &mut [f32]) = match self {
+            Self::F32 => return floats::<4>(bytes, out, f32::from_le_bytes),
+            Self::F16 => return floats::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            Self::Bf16 => return floats::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Self::Q4_0 => legacy::q4_0,
+            Self::Q4_1 => legacy::q4_1,
+            Self::Q5_0 => legacy::q5_0,
+            Self::Q5_1 => legacy::q5_1,
+            Self::Q8_0 => legacy::q8_0,
+            Self::Q2K => k::q2_k,
+            Self::Q3K => k::q3_k,
+            Self::Q4K => k::q4_k,
+            Self::Q5K => k::q5_k,
+            Self::Q6K => k::q6_k,
+            Self::Iq2Xxs => iq::iq2_xxs,
+            Self::Iq2Xs => iq::iq2_xs,
+            Self::Iq3Xxs => iq::iq3_xxs,
+            Self::Iq1S => iq::iq1_s,
+            Self::Iq4Nl => lut::iq4_nl,
+            Self::Iq3S => iq::iq3_s,
+            Self::Iq2S => iq::iq2_s,
+            Self::Iq4Xs => lut::iq4_xs,
+            Self::Iq1M => iq::iq1_m,
+            Self::Mxfp4 => lut::mxfp4,
+            Self::Nvfp4 => lut::nvfp4,
+        };
+        for (bytes, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_elems())) {
+            block(bytes, out);
         }
+    }
+}
+
+/// Converts elements of `N` bytes.
+fn floats<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *o = convert(*b);
     }
 }
 

@@ -3,14 +3,18 @@
 //! | module | idea |
 //! |---|---|
 //! | [`dtype`] | the element/block types and their sizes |
+//! | [`blocks`] | scalar dequantisation of the block types |
+//! | [`float8`] | E4M3, UE4M3, E8M0 |
 //! | [`bytes`] | a range of bytes kept alive by whoever owns it (a memory map, a vector) |
 //! | [`matrix`] | a row-major `[out, in]` matrix over such bytes, with windows along both axes |
 //!
 //! This crate depends on nothing of Tandem's: the loader (`tandem-model`) produces [`MatrixSource`]s, the backends
 //! (`tandem-kernels`) consume them.
 
+pub mod blocks;
 pub mod bytes;
 pub mod dtype;
+pub mod float8;
 pub mod matrix;
 
 pub use bytes::SharedBytes;

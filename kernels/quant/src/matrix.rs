@@ -2,8 +2,6 @@
 
 use std::{ops::Range, sync::Arc};
 
-use half::{bf16, f16};
-
 use crate::{DType, SharedBytes};
 
 /// A stored weight matrix `[rows = out, cols = in]`, row-major, possibly a window of a larger one.
@@ -167,30 +165,13 @@ impl MatrixSource {
         MatrixError::Cut { name: self.name.to_string(), axis, start: range.start, end: range.end, len, block, dtype: self.dtype }
     }
 
-    /// Writes one row as f32 (exact for every float type).
+    /// Writes one row as f32, exactly.
     ///
     /// # Panics
     /// Where `row` is out of range or `out` is not `cols` long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "row of {}", self.name);
-        let bytes = self.row_bytes(row);
-        match self.dtype {
-            DType::F32 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *o = f32::from_le_bytes(*b);
-                }
-            }
-            DType::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *o = f16::from_le_bytes(*b).to_f32();
-                }
-            }
-            DType::Bf16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *o = bf16::from_le_bytes(*b).to_f32();
-                }
-            }
-        }
+        self.dtype.dequantize(self.row_bytes(row), out);
     }
 
     /// The whole matrix as f32, row-major.
