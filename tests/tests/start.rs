@@ -1,0 +1,101 @@
+//! Starts that must fail fast, with one clear line, and leave nothing behind (T-10), and handshakes that refuse by name.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    net::TcpListener,
+    time::{Duration, Instant},
+};
+
+use tandem_tests::{Launch, checkpoints};
+
+/// Runs to its end and returns (exit code, standard error).
+fn fails(launch: Launch, limit: Duration) -> String {
+    let started = Instant::now();
+    let mut cluster = launch.spawn();
+    let code = cluster.wait_exit(limit);
+    std::thread::sleep(Duration::from_millis(100)); // the reader thread drains the pipe
+    let log = cluster.stderr();
+    assert!(code.is_some_and(|code| code != 0), "exit {code:?} after {:?}:\n{log}", started.elapsed());
+    assert!(cluster.descendants().is_empty(), "children left");
+    log
+}
+
+const SOON: Duration = Duration::from_secs(6);
+
+#[test]
+fn a_taken_port_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let log = fails(Launch::role("up").args(["--port", &port]), SOON);
+    assert!(log.contains(&port), "{log}");
+}
+
+#[test]
+fn a_missing_model_folder_is_named() {
+    let log = fails(Launch::up().args(["--model", "/nonexistent/glm"]), SOON);
+    assert!(log.contains("/nonexistent/glm"), "{log}");
+}
+
+#[test]
+fn a_folder_without_a_config_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = fails(Launch::up().model(dir.path()), SOON);
+    assert!(log.contains("config.json"), "{log}");
+}
+
+#[test]
+fn a_truncated_shard_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(checkpoints::tiny()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    let shard = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .max()
+        .unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&shard).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    let log = fails(Launch::up().model(dir.path()), SOON);
+    assert!(log.contains(shard.file_name().unwrap().to_str().unwrap()), "{log}");
+}
+
+#[test]
+fn impossible_flags_are_refused_with_what_would_work() {
+    for (args, words) in [
+        (vec!["--split", "diagonal"], vec!["diagonal", "layers"]),
+        (vec!["--experts", "cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu", "--split", "layers"], vec!["5"]),
+        (vec!["--resident-layers", "99"], vec!["99"]),
+        (vec!["--resident-layers", "0-2"], vec!["dense"]),
+        (vec!["--dtype", "int3"], vec!["int3", "bf16"]),
+        (vec!["--experts", "tpu"], vec!["tpu", "cpu"]),
+        (vec!["--max-batch", "0"], vec!["max-batch"]),
+        (vec!["--no-such-flag"], vec!["--no-such-flag"]),
+    ] {
+        let log = fails(Launch::up().args(args.iter().copied()), SOON);
+        for word in words {
+            assert!(log.contains(word), "{args:?}: no {word:?} in:\n{log}");
+        }
+    }
+}
+
+#[test]
+fn workers_with_another_model_or_precision_are_refused_by_name() {
+    let mut serve = Launch::role("serve")
+        .model(checkpoints::tiny())
+        .args(["--port", "0", "--control-addr", "127.0.0.1:0", "--expert-workers", "1", "--dtype", "f32"])
+        .spawn();
+    let control = serve.wait_for_line("CONTROL ", Duration::from_secs(30)).trim_start_matches("CONTROL ").to_owned();
+    let log = fails(
+        Launch::role("experts").model(checkpoints::tiny_b()).args(["--coordinator", &control, "--dtype", "f32"]),
+        Duration::from_secs(20),
+    );
+    assert!(log.contains("fingerprint"), "{log}");
+    let log = fails(
+        Launch::role("attn").model(checkpoints::tiny()).args(["--coordinator", &control, "--dtype", "bf16"]),
+        Duration::from_secs(20),
+    );
+    assert!(log.contains("precision") && log.contains("f32") && log.contains("bf16"), "{log}");
+}
