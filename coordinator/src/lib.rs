@@ -6,8 +6,15 @@
 //! | [`api`] | OpenAI-style HTTP over [`engine::Engine`] |
 //! | [`text`] | chat template, tokenizer, incremental detokenizer, stop strings |
 //! | [`engine`] | the seam between the two halves: requests in token ids in, events out |
+//! | [`scheduler`] | waiting → running → ended: a pure state machine |
+//! | [`journal`] | what a client has been sent: how a request outlives its worker |
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod engine;
+pub mod journal;
+pub mod scheduler;
 pub mod text;
+
+#[cfg(test)]
+mod datadriven;
