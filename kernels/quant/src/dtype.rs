@@ -4,11 +4,17 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::blocks::{iq, k, legacy, lut};
+use crate::{
+    blocks::{iq, k, legacy, lut},
+    float8::e4m3,
+};
+
+/// Marks the types that GGUF files do not have.
+const NO_GGML_ID: u32 = u32::MAX;
 
 /// Declares [`DType`] and its size table: variant, name, ggml type id, elements and bytes of a block.
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $variant:ident = ($name:literal, $ggml:literal, $elems:literal, $bytes:literal)),* $(,)?) => {
+    ($($(#[$doc:meta])* $variant:ident = ($name:literal, $ggml:expr, $elems:literal, $bytes:literal)),* $(,)?) => {
         /// How the elements of a stored tensor are laid out. Float types have blocks of one element.
         ///
         /// Everything that sizes, slices or dispatches on a matrix goes through these methods, so a new type is one row here, one
@@ -38,9 +44,10 @@ macro_rules! dtypes {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Its id in GGUF files.
-            pub const fn ggml_id(self) -> u32 {
-                match self { $(Self::$variant => $ggml,)* }
+            /// Its id in GGUF files; `None` for types that only safetensors hold.
+            pub const fn ggml_id(self) -> Option<u32> {
+                let id = match self { $(Self::$variant => $ggml,)* };
+                if id == NO_GGML_ID { None } else { Some(id) }
             }
         }
     };
@@ -95,12 +102,18 @@ dtypes! {
     Mxfp4 = ("MXFP4", 39, 32, 17),
     /// ggml's NVFP4.
     Nvfp4 = ("NVFP4", 40, 64, 36),
+    /// 8-bit floats of safetensors; scales beside them ([`crate::Scales`]).
+    F8E4m3 = ("F8_E4M3", NO_GGML_ID, 1, 1),
+    /// NVFP4 of safetensors: 16 elements in 8 bytes, even element in the low nibble; scales beside them.
+    Nvfp4Pairs = ("NVFP4 (packed pairs)", NO_GGML_ID, 16, 8),
+    /// MXFP4 of safetensors: 32 elements in 16 bytes, even element in the low nibble; scales beside them.
+    Mxfp4Pairs = ("MXFP4 (packed pairs)", NO_GGML_ID, 32, 16),
 }
 
 impl DType {
     /// The type with a ggml id, if it is one that is read here.
     pub fn from_ggml(id: u32) -> Option<Self> {
-        Self::ALL.iter().copied().find(|dtype| dtype.ggml_id() == id)
+        Self::ALL.iter().copied().find(|dtype| dtype.ggml_id() == Some(id))
     }
 
     /// Bytes of `elems` consecutive elements of a row; `None` where they are no whole number of blocks.
@@ -108,12 +121,17 @@ impl DType {
         if elems.is_multiple_of(self.block_elems()) { Some(elems / self.block_elems() * self.block_bytes()) } else { None }
     }
 
-    /// Whether elements are stored as plain floats.
+    /// Whether elements are plain floats of 16 or 32 bits.
     pub const fn is_float(self) -> bool {
-        self.block_elems() == 1
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// Writes whole blocks as f32, exactly as ggml's reference does.
+    /// Whether the scales lie beside the elements, in tensors of their own.
+    pub const fn has_side_scales(self) -> bool {
+        matches!(self, Self::F8E4m3 | Self::Nvfp4Pairs | Self::Mxfp4Pairs)
+    }
+
+    /// Writes whole blocks as f32, exactly as ggml's reference does. Scales that lie beside the elements are not applied here.
     ///
     /// # Panics
     /// Where `bytes` and `out` are not the same whole number of blocks.
@@ -123,6 +141,8 @@ impl DType {
             Self::F32 => return floats::<4>(bytes, out, f32::from_le_bytes),
             Self::F16 => return floats::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
             Self::Bf16 => return floats::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Self::F8E4m3 => return floats::<1>(bytes, out, |[b]| e4m3(b)),
+            Self::Nvfp4Pairs | Self::Mxfp4Pairs => lut::e2m1_pairs,
             Self::Q4_0 => legacy::q4_0,
             Self::Q4_1 => legacy::q4_1,
             Self::Q5_0 => legacy::q5_0,

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{DType, SharedBytes};
+use crate::{DType, Scales, SharedBytes};
 
 /// A stored weight matrix `[rows = out, cols = in]`, row-major, possibly a window of a larger one.
 ///
@@ -16,6 +16,10 @@ pub struct MatrixSource {
     cols: usize,
     row_stride: usize,
     data: SharedBytes,
+    /// Scales of the whole matrix that this is a window of, and where in it the window starts.
+    scales: Option<Scales>,
+    row0: usize,
+    col0: usize,
 }
 
 /// Why a matrix or a window of it cannot be made.
@@ -66,7 +70,9 @@ impl MatrixSource {
         let name = name.into();
         let stride = dtype.row_bytes(cols);
         match stride {
-            Some(row_stride) if row_stride * rows == data.len() => Ok(Self { name, dtype, rows, cols, row_stride, data }),
+            Some(row_stride) if row_stride * rows == data.len() => {
+                Ok(Self { name, dtype, rows, cols, row_stride, data, scales: None, row0: 0, col0: 0 })
+            }
             _ => Err(MatrixError::Size {
                 name: name.to_string(),
                 rows,
@@ -82,6 +88,17 @@ impl MatrixSource {
     pub fn from_f32(name: impl Into<Arc<str>>, rows: usize, cols: usize, values: &[f32]) -> Result<Self, MatrixError> {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self::new(name, DType::F32, rows, cols, SharedBytes::from_vec(bytes))
+    }
+
+    /// The same matrix with scales beside its elements. Set on the whole matrix, before any window is taken.
+    #[must_use]
+    pub fn with_scales(self, scales: Scales) -> Self {
+        Self { scales: Some(scales), ..self }
+    }
+
+    /// The scales beside the elements, and the (row, column) of the whole matrix at which this window starts.
+    pub fn scales(&self) -> Option<(&Scales, usize, usize)> {
+        self.scales.as_ref().map(|scales| (scales, self.row0, self.col0))
     }
 
     /// Tensor name, for messages.
@@ -158,7 +175,16 @@ impl MatrixSource {
         let width = cols.len() / be * bb;
         let end = if rows.is_empty() { start } else { (rows.end - 1) * self.row_stride + cols.start / be * bb + width };
         let data = self.data.slice(start..end).ok_or_else(|| self.cut_error("rows", rows.clone(), self.rows, 1))?;
-        Ok(Self { name: Arc::clone(&self.name), rows: rows.len(), cols: cols.len(), data, ..*self })
+        Ok(Self {
+            name: Arc::clone(&self.name),
+            rows: rows.len(),
+            cols: cols.len(),
+            data,
+            scales: self.scales.clone(),
+            row0: self.row0 + rows.start,
+            col0: self.col0 + cols.start,
+            ..*self
+        })
     }
 
     fn cut_error(&self, axis: &'static str, range: Range<usize>, len: usize, block: usize) -> MatrixError {
@@ -172,6 +198,9 @@ impl MatrixSource {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "row of {}", self.name);
         self.dtype.dequantize(self.row_bytes(row), out);
+        if let Some(scales) = &self.scales {
+            scales.apply(self.row0 + row, self.col0, out);
+        }
     }
 
     /// The whole matrix as f32, row-major.
@@ -199,6 +228,15 @@ mod tests {
         assert_eq!(m.to_f32(), [5.0, 6.0, 9.0, 10.0]);
         assert_eq!(m.col_window(1..2).unwrap().to_f32(), [6.0, 10.0]);
         assert_eq!(m.payload_bytes(), 16);
+    }
+
+    #[test]
+    fn windows_keep_the_scales_of_their_place() {
+        let grid = Scales::Grid { values: [1.0, 10.0, 100.0, 1000.0].into(), grid_cols: 2, block_rows: 2, block_cols: 2 };
+        let m = matrix().with_scales(grid);
+        assert_eq!(m.to_f32(), [0.0, 1.0, 20.0, 30.0, 4.0, 5.0, 60.0, 70.0, 800.0, 900.0, 10_000.0, 11_000.0]);
+        let window = m.row_window(1..3).unwrap().col_window(1..4).unwrap();
+        assert_eq!(window.to_f32(), [5.0, 60.0, 70.0, 900.0, 10_000.0, 11_000.0]);
     }
 
     #[test]

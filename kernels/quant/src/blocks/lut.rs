@@ -12,6 +12,13 @@ pub const E2M1_DOUBLED: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.
 /// E2M1 as it is: sign, two exponent bits, one mantissa bit.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
+/// Packed pairs of safetensors: byte b holds element 2b in its low nibble and 2b + 1 in its high one. Scales lie beside them.
+pub fn e2m1_pairs(bytes: &[u8], out: &mut [f32]) {
+    for (byte, pair) in bytes.iter().zip(out.as_chunks_mut::<2>().0) {
+        *pair = [E2M1[usize::from(byte & 15)], E2M1[usize::from(byte >> 4)]];
+    }
+}
+
 /// A run of `2·bytes.len()` elements: low nibbles first, then high nibbles.
 fn halves(bytes: &[u8], scale: f32, table: &[f32; 16], out: &mut [f32]) {
     let (low, high) = out.split_at_mut(bytes.len());
