@@ -1,7 +1,23 @@
 //! What crosses a process boundary: the gRPC schemas and their generated code, the frames of the expert hop, the links that carry
-//! them, the attention side ([`hop::HostHop`](crate)) and the expert side of the hop, and membership.
+//! them, both sides of the hop, and membership. Depends on nothing else of Tandem.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`control`], [`attn`], [`experts`] | generated gRPC code (`cargo run -p tandem-proto-codegen`) |
+//! | [`frame`], [`payload`] | the bytes of the expert hop |
+//! | [`link`] | transports: tcp, grpc, inproc |
+//! | [`hop`] | attention side ([`hop::HostHop`]) and expert side ([`hop::ExpertServer`]) |
+//! | [`route_table`] | who holds which shard |
+//! | [`membership`] | a worker's membership of an instance |
 
 #![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod hop;
+pub mod link;
+pub mod membership;
+pub mod payload;
+pub mod route_table;
 
 /// Membership: workers dial the coordinator (`tandem.control.v1`).
 pub mod control {

@@ -8,6 +8,61 @@ pub struct Frame {
     #[prost(bytes = "bytes", tag = "2")]
     pub payload: ::prost::bytes::Bytes,
 }
+/// The handshake of a data link, whatever the transport: the payload of a Hello frame (attention side) and of a Welcome frame (expert
+/// side). A field that does not fit is refused by name with a Refuse frame, on both sides.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub protocol_version: u32,
+    /// the control.v1 name of the sender
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// of the sender's process
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+    /// Hello: the epoch the route table gives the expert worker (0 = any). Welcome: the attention worker's own
+    #[prost(uint64, tag = "4")]
+    pub peer_epoch: u64,
+    /// of the checkpoint
+    #[prost(string, tag = "5")]
+    pub fingerprint: ::prost::alloc::string::String,
+    /// of the payload: "f32" | "bf16"
+    #[prost(string, tag = "6")]
+    pub precision: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "7")]
+    pub hidden: u32,
+    #[prost(uint32, tag = "8")]
+    pub topk: u32,
+    /// Hello: what the sender wants computed; Welcome: what the sender holds
+    #[prost(uint32, repeated, tag = "9")]
+    pub shards: ::prost::alloc::vec::Vec<u32>,
+    /// largest submission (rows_total): what the sender may send, or takes
+    #[prost(uint32, tag = "10")]
+    pub max_rows: u32,
+    /// bytes of one frame's payload: likewise
+    #[prost(uint32, tag = "11")]
+    pub max_payload: u32,
+    /// bulk pieces that the sender buffers for the other side
+    #[prost(uint32, tag = "12")]
+    pub credits: u32,
+    /// Welcome: the control.v1 arithmetic name
+    #[prost(string, tag = "13")]
+    pub arithmetic: ::prost::alloc::string::String,
+    /// host identity, as in control.v1
+    #[prost(string, tag = "14")]
+    pub host: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Refuse {
+    #[prost(string, tag = "1")]
+    pub field: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub needed: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub got: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub hint: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod experts_client {
     #![allow(
