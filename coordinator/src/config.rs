@@ -2,16 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_model::{Resident, Split};
 
-/// Renders the process's metrics in the Prometheus text format.
-pub type MetricsRender = Arc<dyn Fn() -> String + Send + Sync>;
-
 /// Settings of one coordinator.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Address or name that the HTTP API binds to.
     pub host: String,
@@ -43,8 +39,6 @@ pub struct Config {
     pub metrics_compat_vllm: bool,
     /// Names under which reasoning text is sent: `reasoning_content`, `reasoning`, or both.
     pub reasoning_fields: Vec<String>,
-    /// What `/metrics` answers; `None` = 404.
-    pub metrics: Option<MetricsRender>,
 }
 
 /// What a shard plan is made from (`tandem_model::ShardPlan::new`), besides the checkpoint's geometry.
@@ -77,7 +71,6 @@ impl Config {
             lease: Duration::from_secs(2),
             metrics_compat_vllm: true,
             reasoning_fields: vec!["reasoning_content".into()],
-            metrics: None,
         }
     }
 
@@ -87,7 +80,10 @@ impl Config {
     /// One line that names the setting, what was needed and what was there.
     pub fn validate(&self) -> Result<(), String> {
         if self.lease < self.heartbeat * 2 {
-            return Err(format!("lease {:?} is too short for a heartbeat every {:?}: at least twice that is needed", self.lease, self.heartbeat));
+            return Err(format!(
+                "lease {:?} is too short for a heartbeat every {:?}: at least twice that is needed",
+                self.lease, self.heartbeat
+            ));
         }
         if self.heartbeat.is_zero() {
             return Err("heartbeat is 0; at least 1 ms is needed".into());
