@@ -142,6 +142,7 @@ pub struct StateSpec {
 impl StateSpec {
     /// The page size for a pool size: see [`StateSpec::page_tokens`].
     pub fn page_tokens_for(kpool: usize) -> usize {
+        let kpool = kpool.max(1); // 0 where a model has no MLA layer
         (64 / kpool).max(1) * kpool
     }
 }

@@ -203,7 +203,8 @@ impl<T: Real> Pool<T> {
 
 impl<T: Real> State<T> {
     pub(super) fn new(spec: &StateSpec) -> Result<Self, String> {
-        if spec.kpool == 0 || spec.page_tokens == 0 || !spec.page_tokens.is_multiple_of(spec.kpool) {
+        let kpool = spec.kpool.max(1);
+        if spec.page_tokens == 0 || !spec.page_tokens.is_multiple_of(kpool) {
             return Err(format!("pages of {} tokens are no whole number of pools of {} tokens", spec.page_tokens, spec.kpool));
         }
         let (h, d, taps) = (spec.kda.heads, spec.kda.head_dim, spec.kda.conv);
@@ -213,7 +214,7 @@ impl<T: Real> State<T> {
             conv: Pool::new(spec.slots, spec.kda_layers, taps.saturating_sub(1) * 3 * h * d),
             raw: Pool::new(spec.slots, spec.mla_layers, spec.kpool * 2 * spec.index_dim),
             latent: Pool::new(spec.pages, spec.mla_layers, spec.page_tokens * spec.latent),
-            pooled: Pool::new(spec.pages, spec.mla_layers, spec.page_tokens / spec.kpool * spec.index_dim),
+            pooled: Pool::new(spec.pages, spec.mla_layers, spec.page_tokens / kpool * spec.index_dim),
         })
     }
 

@@ -1,0 +1,157 @@
+//! Golden parity of the reference: `tiny` and `tiny-b` against what transformers answers for them in f32.
+//!
+//! The checkpoints and goldens are looked for in `$TANDEM_GOLDENS`, the repository's `tests/fixtures`, and a `shared/golden` folder beside
+//! the repository; where they are in none of these the tests say so and pass.
+
+mod forward;
+
+use std::{fs, path::PathBuf};
+
+use forward::{Model, Trace};
+use safetensors::SafeTensors;
+use tandem_kernels::{Precision, reference::ReferenceBackend};
+use tandem_model::Checkpoint;
+
+/// Largest |Δlogit| (the goldens' README: f32 noise is 4.6e-5, a wrong epsilon starts at 1.2e-4).
+const LOGITS_ABS_TOL: f32 = 1e-4;
+/// Streams and block outputs reach several hundred, so they are judged relative to their largest value. Same noise, same margin.
+const STREAMS_REL_TOL: f32 = 1e-5;
+/// Router weights are sigmoid scores times the scale; they inherit the noise of the row.
+const ROUTER_WEIGHT_ABS_TOL: f32 = 2e-5;
+
+/// A file or folder of the golden data.
+fn find(part: &str) -> Option<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let named = std::env::var_os("TANDEM_GOLDENS").map(PathBuf::from);
+    let roots = named.into_iter().chain([here.join("../tests/fixtures"), here.join("../../shared/golden")]);
+    let found = roots.map(|root| root.join(part)).find(|p| p.exists());
+    if found.is_none() {
+        eprintln!("SKIPPED: no {part}; set TANDEM_GOLDENS to a folder that holds tiny/, tiny-b/ and gold/");
+    }
+    found
+}
+
+/// A checkpoint with one of its golden files.
+fn open(name: &str, gold: &str) -> Option<(Checkpoint, Gold)> {
+    Some((
+        Checkpoint::open(find(&format!("{name}/config.json"))?.parent()?).unwrap(),
+        Gold::open(find(&format!("gold/{gold}.safetensors"))?),
+    ))
+}
+
+struct Gold(Vec<u8>);
+
+impl Gold {
+    fn open(path: PathBuf) -> Self {
+        Self(fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    fn words(&self, key: &str) -> Vec<[u8; 4]> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let tensor = file.tensor(key).unwrap_or_else(|e| panic!("{key}: {e}"));
+        tensor.data().chunks_exact(4).map(|c| c.try_into().unwrap()).collect()
+    }
+
+    fn floats(&self, key: &str) -> Vec<f32> {
+        self.words(key).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    fn ids(&self, key: &str) -> Vec<i32> {
+        self.words(key).into_iter().map(i32::from_le_bytes).collect()
+    }
+
+    fn tokens(&self, key: &str) -> Vec<u32> {
+        self.ids(key).into_iter().map(|t| t as u32).collect()
+    }
+}
+
+fn worst(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |m, d| if d <= m { m } else { d })
+}
+
+fn check_relative(what: &str, got: &[f32], want: &[f32]) {
+    let largest = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    let error = worst(got, want) / largest;
+    assert!(error <= STREAMS_REL_TOL, "{what}: relative error {error:e}");
+}
+
+fn check_layers(trace: &Trace, gold: &Gold) {
+    assert_eq!(trace.embed, gold.floats("embed"));
+    for (i, layer) in trace.layers.iter().enumerate() {
+        check_relative(&format!("layer{i}.attn_out"), &layer.attn_out, &gold.floats(&format!("layer{i}.attn_out")));
+        check_relative(&format!("layer{i}.ffn_out"), &layer.ffn_out, &gold.floats(&format!("layer{i}.ffn_out")));
+        check_relative(&format!("layer{i}.streams"), &layer.streams, &gold.floats(&format!("layer{i}.streams")));
+        if !layer.selected.is_empty() {
+            assert_eq!(layer.selected, gold.ids(&format!("layer{i}.dsa_topk")), "layer{i}.dsa_topk");
+        }
+        if !layer.experts.is_empty() {
+            let sorted = layer.experts.iter().flat_map(|row| {
+                let mut row = row.clone();
+                row.sort_by_key(|e| e.0);
+                row
+            });
+            let (ids, weights): (Vec<i32>, Vec<f32>) = sorted.unzip();
+            assert_eq!(ids, gold.ids(&format!("layer{i}.router_ids")), "layer{i}.router_ids");
+            let error = worst(&weights, &gold.floats(&format!("layer{i}.router_weights")));
+            assert!(error <= ROUTER_WEIGHT_ABS_TOL, "layer{i}.router_weights: {error:e}");
+        }
+    }
+    let error = worst(&trace.logits, &gold.floats("logits"));
+    assert!(error <= LOGITS_ABS_TOL, "logits: {error:e}");
+}
+
+fn every_layer_matches(name: &str) {
+    let Some((checkpoint, gold)) = open(name, &format!("{name}-debug")) else { return };
+    let tokens = gold.tokens("input_ids");
+    check_layers(&Model::load(ReferenceBackend::<f32>::new(Precision::F32), &checkpoint, 64).forward(&tokens, 0), &gold);
+    check_layers(&Model::load(ReferenceBackend::<f64>::new(Precision::F32), &checkpoint, 64).forward(&tokens, 0), &gold);
+}
+
+#[test]
+fn every_layer_of_tiny_matches() {
+    every_layer_matches("tiny");
+}
+
+#[test]
+fn every_layer_of_tiny_b_matches() {
+    every_layer_matches("tiny-b");
+}
+
+/// Prompts in chunks, then the greedy continuation token by token.
+fn prompts_and_continuations_match(name: &str, lengths: &[usize], chunk: usize) {
+    let Some((checkpoint, gold)) = open(name, name) else { return };
+    let vocab = checkpoint.geometry().vocab;
+    let mut model = Model::load(ReferenceBackend::<f32>::new(Precision::F32), &checkpoint, 256);
+    for n in lengths {
+        let tokens = gold.tokens(&format!("p{n}.input_ids"));
+        model.reset();
+        let mut logits = Vec::new();
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            logits.extend(model.forward(part, i * chunk).logits);
+        }
+        let error = worst(&logits, &gold.floats(&format!("p{n}.logits")));
+        assert!(error <= LOGITS_ABS_TOL, "{name} p{n} in chunks of {chunk}: {error:e}");
+
+        let (greedy, rows) = (gold.tokens(&format!("p{n}.greedy")), gold.floats(&format!("p{n}.greedy_logits")));
+        let mut last = logits[logits.len() - vocab..].to_vec();
+        for (i, (&token, want)) in greedy.iter().zip(rows.chunks(vocab)).enumerate() {
+            let error = worst(&last, want);
+            assert!(error <= LOGITS_ABS_TOL, "{name} p{n} step {i}: {error:e}");
+            let best = (0..vocab).rev().max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+            assert_eq!(best as u32, token, "{name} p{n} step {i}");
+            last = model.forward(&[token], tokens.len() + i).logits;
+        }
+    }
+}
+
+#[test]
+fn tiny_continues_as_the_goldens_do() {
+    prompts_and_continuations_match("tiny", &[1, 17, 70], 64);
+    prompts_and_continuations_match("tiny", &[3, 4], 1);
+}
+
+#[test]
+fn tiny_b_continues_as_the_goldens_do() {
+    prompts_and_continuations_match("tiny-b", &[1, 3, 4, 17, 70, 200], 7);
+}
