@@ -5,6 +5,7 @@
 //! | [`json`] | typed reading of config files, with errors that name file and key |
 //! | [`geometry`] | `config.json` → [`Geometry`]: every size, none assumed |
 //! | [`generation`] | `generation_config.json` → [`GenerationConfig`]: sampling defaults and the set of EOS ids |
+//! | [`gguf`] | the GGUF container |
 //! | [`storage`] | safetensors files through `mmap`: one file, or an index and shards |
 //! | [`names`] | the spellings of a tensor name in the wild → one canonical name |
 //! | [`inventory`] | which tensors a geometry needs, with their shapes |
@@ -25,6 +26,7 @@ pub mod error;
 pub mod fingerprint;
 pub mod generation;
 pub mod geometry;
+pub mod gguf;
 pub mod inventory;
 pub mod json;
 pub mod names;

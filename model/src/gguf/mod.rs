@@ -1,0 +1,18 @@
+//! The GGUF container (versions 2 and 3): typed key-value pairs, then tensor infos, then aligned data.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`value`] | one typed value, with lenient accessors |
+//! | [`reader`] | a bounds-checked little-endian cursor |
+//! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
+//!
+//! Parsing touches only the header's bytes, allocates no more than they justify, and ends in a named error for any other input.
+//! Layout: `docs/formats.md`, "GGUF".
+
+pub mod header;
+pub mod reader;
+pub mod value;
+
+pub use header::{Header, TensorInfo};
+pub use reader::GgufError;
+pub use value::Value;
