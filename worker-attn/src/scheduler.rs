@@ -1,0 +1,211 @@
+//! Who runs in the next step: a pure state machine over counts, with no clock, no device and no I/O.
+//!
+//! Neighbours: `engine/` applies each [`Plan`] to real state and reports back what was done.
+//!
+//! Rules:
+//! * Requests join and leave at step boundaries; order of arrival is order of service.
+//! * Every running sequence that is one token behind (decode) gets its row in every step. What is left of the token budget goes to
+//!   prefill chunks, in order of arrival, so that decode never waits for a whole prefill.
+//! * Pages are taken as they are needed. When none is free, the latest arrival gives up its state and waits to be computed anew: the
+//!   earliest sequence is never preempted, so something always finishes.
+//! * A waiting sequence joins only when the pages of its known tokens are free *and* not already promised to a running prefill.
+
+/// What there is to share out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sequences that hold state at a time.
+    pub slots: usize,
+    /// Pages.
+    pub pages: usize,
+    /// Tokens per page; 0 where sequences need no pages.
+    pub page_tokens: usize,
+    /// Rows of one step (the token budget); at least `slots`.
+    pub max_rows: usize,
+    /// Rows of one sequence in one step.
+    pub prefill_chunk: usize,
+}
+
+impl Capacity {
+    /// Pages for `tokens` tokens.
+    pub fn pages_for(&self, tokens: usize) -> usize {
+        tokens.checked_div(self.page_tokens).map_or(0, |_| tokens.div_ceil(self.page_tokens))
+    }
+}
+
+/// One sequence as the scheduler sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    id: u64,
+    arrival: u64,
+    /// Tokens known: prompt and generated.
+    tokens: usize,
+    /// Tokens whose state is computed.
+    computed: usize,
+    /// Pages held.
+    pages: usize,
+}
+
+impl Entry {
+    fn pending(&self) -> usize {
+        self.tokens - self.computed
+    }
+}
+
+/// Rows of one sequence in the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The sequence.
+    pub id: u64,
+    /// Its next rows.
+    pub rows: usize,
+    /// Whether they reach its last known token, so that the next one can be sampled.
+    pub last: bool,
+}
+
+/// What to do before and in the next step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Free their state (they wait again).
+    pub preempted: Vec<u64>,
+    /// Give them state.
+    pub admitted: Vec<u64>,
+    /// Rows of the step: single rows first, then chunks.
+    pub rows: Vec<Planned>,
+}
+
+/// Waiting and running sequences.
+#[derive(Debug)]
+pub struct Scheduler {
+    capacity: Capacity,
+    /// Ascending by arrival.
+    waiting: Vec<Entry>,
+    /// Ascending by arrival.
+    running: Vec<Entry>,
+    arrivals: u64,
+}
+
+impl Scheduler {
+    /// An empty scheduler.
+    pub fn new(capacity: Capacity) -> Self {
+        Self { capacity, waiting: Vec::new(), running: Vec::new(), arrivals: 0 }
+    }
+
+    /// What there is to share out.
+    pub fn capacity(&self) -> &Capacity {
+        &self.capacity
+    }
+
+    /// Sequences that hold state.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that do not.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A sequence of `tokens` known tokens arrives. The caller has checked that it can ever fit.
+    pub fn submit(&mut self, id: u64, tokens: usize) {
+        self.arrivals += 1;
+        self.waiting.push(Entry { id, arrival: self.arrivals, tokens, computed: 0, pages: 0 });
+    }
+
+    /// A sequence ends (finished, cancelled, failed); what it held is free.
+    pub fn remove(&mut self, id: u64) {
+        self.waiting.retain(|e| e.id != id);
+        self.running.retain(|e| e.id != id);
+    }
+
+    /// Rows of a step were computed, and `sampled` further tokens are known.
+    pub fn completed(&mut self, id: u64, rows: usize, sampled: usize) {
+        if let Some(e) = self.running.iter_mut().find(|e| e.id == id) {
+            e.computed += rows;
+            e.tokens += sampled;
+        }
+    }
+
+    /// Decides the next step.
+    pub fn plan(&mut self) -> Plan {
+        let mut plan = Plan::default();
+        let mut budget = self.capacity.max_rows;
+        let mut rows = self.share_budget(&mut budget);
+        self.take_pages(&mut rows, &mut plan);
+        if plan.preempted.is_empty() {
+            self.admit(&mut budget, &mut rows, &mut plan);
+        }
+        for (e, rows) in self.running.iter().zip(rows).filter(|(_, rows)| *rows > 0) {
+            plan.rows.push(Planned { id: e.id, rows, last: rows == e.pending() });
+        }
+        plan.rows.sort_by_key(|p| p.rows > 1);
+        plan
+    }
+
+    /// Rows of each running sequence: decode first, then prefill chunks out of what is left.
+    fn share_budget(&self, budget: &mut usize) -> Vec<usize> {
+        let mut rows = vec![0; self.running.len()];
+        for decode in [true, false] {
+            for (rows, e) in rows.iter_mut().zip(&self.running) {
+                if (e.pending() == 1) == decode {
+                    *rows = e.pending().min(self.capacity.prefill_chunk).min(*budget);
+                    *budget -= *rows;
+                }
+            }
+        }
+        rows
+    }
+
+    /// Takes the pages of the rows, in order of arrival; the latest arrivals make room.
+    fn take_pages(&mut self, rows: &mut Vec<usize>, plan: &mut Plan) {
+        let mut i = 0;
+        while i < self.running.len() {
+            let needed = self.capacity.pages_for(self.running[i].computed + rows[i]).saturating_sub(self.running[i].pages);
+            if needed <= self.free_pages() {
+                self.running[i].pages += needed;
+                i += 1;
+            } else if let Some(victim) = self.running.pop() {
+                rows.pop();
+                plan.preempted.push(victim.id);
+                self.wait_again(victim);
+            }
+        }
+    }
+
+    /// Lets waiting sequences join while slots, rows and pages last.
+    fn admit(&mut self, budget: &mut usize, rows: &mut Vec<usize>, plan: &mut Plan) {
+        while let Some(next) = self.waiting.first() {
+            let whole = self.capacity.pages_for(next.tokens + 1).min(self.capacity.pages);
+            if *budget == 0 || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
+                return;
+            }
+            let mut e = self.waiting.remove(0);
+            let chunk = e.tokens.min(self.capacity.prefill_chunk).min(*budget);
+            *budget -= chunk;
+            e.pages = self.capacity.pages_for(chunk);
+            plan.admitted.push(e.id);
+            // A preempted sequence may be older than one that ran on.
+            let at = self.running.partition_point(|r| r.arrival < e.arrival);
+            self.running.insert(at, e);
+            rows.insert(at, chunk);
+        }
+    }
+
+    fn wait_again(&mut self, mut e: Entry) {
+        (e.computed, e.pages) = (0, 0);
+        let at = self.waiting.partition_point(|w| w.arrival < e.arrival);
+        self.waiting.insert(at, e);
+    }
+
+    fn free_pages(&self) -> usize {
+        self.capacity.pages - self.running.iter().map(|e| e.pages).sum::<usize>()
+    }
+
+    /// Free pages beyond those that running prefills will need for tokens that are known already.
+    fn unpromised_pages(&self) -> usize {
+        let promised: usize = self.running.iter().map(|e| self.capacity.pages_for(e.tokens + 1).max(e.pages)).sum();
+        self.capacity.pages.saturating_sub(promised)
+    }
+}
+
+#[cfg(test)]
+mod tests;

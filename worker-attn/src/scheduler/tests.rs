@@ -1,0 +1,136 @@
+//! Rules of the scheduler, one test each, and a random walk that keeps all of them at once.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn capacity() -> Capacity {
+    Capacity { slots: 4, pages: 8, page_tokens: 4, max_rows: 8, prefill_chunk: 6 }
+}
+
+/// Applies a plan as the engine does: every last row samples a token.
+fn run(s: &mut Scheduler) -> Plan {
+    let plan = s.plan();
+    for p in &plan.rows {
+        s.completed(p.id, p.rows, usize::from(p.last));
+    }
+    plan
+}
+
+fn rows(plan: &Plan) -> Vec<(u64, usize, bool)> {
+    plan.rows.iter().map(|p| (p.id, p.rows, p.last)).collect()
+}
+
+#[test]
+fn decode_rows_come_first_and_prefill_takes_what_is_left() {
+    let mut s = Scheduler::new(capacity());
+    s.submit(1, 2);
+    assert_eq!(rows(&run(&mut s)), [(1, 2, true)]);
+    s.submit(2, 14);
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 6, false)], "a chunk of 6, beside a decode row");
+    s.submit(3, 3);
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (3, 1, false), (2, 6, false)], "the rest of the budget of 8");
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 2, true), (3, 2, true)]);
+}
+
+#[test]
+fn the_latest_arrival_makes_room_and_is_computed_anew() {
+    let mut s = Scheduler::new(Capacity { pages: 4, ..capacity() });
+    s.submit(1, 6);
+    run(&mut s);
+    s.submit(2, 6);
+    run(&mut s);
+    run(&mut s);
+    // 1 has 8 tokens of state in two pages, 2 has 7 in two; the ninth token of 1 needs a third page.
+    let plan = run(&mut s);
+    assert_eq!((plan.preempted, rows(&Plan { rows: plan.rows, ..Plan::default() })), (vec![2], vec![(1, 1, true)]));
+    assert_eq!((s.running(), s.waiting()), (1, 1));
+    s.remove(1);
+    let plan = run(&mut s);
+    assert_eq!((plan.admitted, plan.rows[0].rows), (vec![2], 6));
+}
+
+#[test]
+fn a_sequence_joins_only_when_its_pages_are_not_promised() {
+    let mut s = Scheduler::new(Capacity { pages: 6, prefill_chunk: 2, ..capacity() });
+    s.submit(1, 15);
+    s.submit(2, 11);
+    assert_eq!(run(&mut s).admitted, [1], "one page is held, but four are promised: two are left of three needed");
+    s.remove(1);
+    assert_eq!(run(&mut s).admitted, [2]);
+}
+
+#[test]
+fn slots_limit_who_runs_and_order_is_kept() {
+    let mut s = Scheduler::new(Capacity { slots: 2, ..capacity() });
+    for id in [7, 5, 6] {
+        s.submit(id, 1);
+    }
+    assert_eq!(run(&mut s).admitted, [7, 5]);
+    assert_eq!(run(&mut s).admitted, [] as [u64; 0]);
+    s.remove(7);
+    assert_eq!(run(&mut s).admitted, [6]);
+}
+
+#[test]
+fn a_model_without_pages_is_limited_by_slots_alone() {
+    let mut s = Scheduler::new(Capacity { pages: 0, page_tokens: 0, ..capacity() });
+    s.submit(1, 100);
+    assert_eq!(run(&mut s).rows.len(), 1);
+}
+
+proptest! {
+    #[test]
+    fn everything_finishes_and_no_limit_is_ever_passed(
+        pages in 4usize..12,
+        page_tokens in 1usize..6,
+        slots in 1usize..5,
+        chunk in 1usize..9,
+        spare in 0usize..6,
+        jobs in prop::collection::vec((1usize..30, 1usize..20, 0usize..40), 1..12),
+    ) {
+        let c = Capacity { slots, pages, page_tokens, max_rows: slots + spare, prefill_chunk: chunk };
+        let mut s = Scheduler::new(c);
+        // (id, tokens, left to sample, step of arrival), cut to what can ever fit.
+        let mut jobs: Vec<(u64, usize, usize, usize)> = jobs
+            .iter()
+            .enumerate()
+            .map(|(i, j)| (i as u64, j.0.min(pages * page_tokens), j.1, j.2))
+            .map(|(id, tokens, new, at)| (id, tokens, new.min(pages * page_tokens - tokens + 1), at))
+            .collect();
+        let mut state: std::collections::HashMap<u64, (usize, usize, usize)> = std::collections::HashMap::new();
+        let mut done = 0;
+        for step in 0..4000 {
+            for j in jobs.extract_if(.., |j| j.3 == step) {
+                s.submit(j.0, j.1);
+                state.insert(j.0, (0, j.1, j.2));
+            }
+            let plan = s.plan();
+            for id in &plan.preempted {
+                state.get_mut(id).unwrap().0 = 0;
+            }
+            let total: usize = plan.rows.iter().map(|p| p.rows).sum();
+            prop_assert!(total <= c.max_rows && s.running() <= slots);
+            let held: usize = s.running.iter().map(|e| e.pages).sum();
+            prop_assert!(held <= pages, "{held} of {pages} pages");
+            let decoding = s.running.iter().filter(|e| e.pending() == 1).count();
+            let single = plan.rows.iter().take_while(|p| p.rows == 1).count();
+            prop_assert!(single >= decoding, "every decoding sequence has its row, at the front");
+            for p in &plan.rows {
+                let (computed, tokens, left) = state.get_mut(&p.id).unwrap();
+                prop_assert_eq!(p.last, *computed + p.rows == *tokens);
+                *computed += p.rows;
+                s.completed(p.id, p.rows, usize::from(p.last));
+                if p.last {
+                    *tokens += 1;
+                    *left -= 1;
+                    if *left == 0 {
+                        s.remove(p.id);
+                        done += 1;
+                    }
+                }
+            }
+        }
+        prop_assert_eq!((done, s.running(), s.waiting()), (state.len(), 0, 0));
+    }
+}

@@ -1,0 +1,86 @@
+//! Checkpoints and goldens for the parity tests.
+
+#![allow(dead_code)]
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use safetensors::SafeTensors;
+use tandem_kernels::Backend;
+use tandem_model::Checkpoint;
+use tandem_worker_attn::{Model, Runner, RunnerLimits, hop::LocalOnly};
+
+/// f32 parity of logits (fixtures/gold/README.md: noise 4.6e-5, smallest wrong effect 1.2e-4).
+pub const LOGIT_TOLERANCE: f32 = 1e-4;
+
+/// A golden file.
+pub struct Gold(Vec<u8>);
+
+impl Gold {
+    pub fn open(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gold").join(name);
+        Self(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    fn bytes(&self, key: &str) -> Option<Vec<[u8; 4]>> {
+        let tensors = SafeTensors::deserialize(&self.0).unwrap();
+        let data = tensors.tensor(key).ok()?.data().to_vec();
+        Some(data.as_chunks::<4>().0.to_vec())
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        self.bytes(key).is_some()
+    }
+
+    pub fn f32s(&self, key: &str) -> Vec<f32> {
+        self.bytes(key).unwrap_or_else(|| panic!("no {key}")).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    pub fn i32s(&self, key: &str) -> Vec<i32> {
+        self.bytes(key).unwrap_or_else(|| panic!("no {key}")).into_iter().map(i32::from_le_bytes).collect()
+    }
+
+    pub fn ids(&self, key: &str) -> Vec<u32> {
+        self.i32s(key).into_iter().map(|id| id as u32).collect()
+    }
+}
+
+/// The largest absolute difference.
+pub fn max_diff(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() })
+        .fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+}
+
+/// The lowest id of the largest logit.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, v) in logits.iter().enumerate() {
+        if *v > logits[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// The folder of a generated checkpoint.
+pub fn checkpoint_dir(name: &str) -> PathBuf {
+    Path::new(&std::env::var("TANDEM_TEST_CHECKPOINTS").unwrap()).join(name)
+}
+
+pub fn limits() -> RunnerLimits {
+    RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 512, kv_tokens: 2048 }
+}
+
+pub fn model<B: Backend>(backend: B, name: &str) -> Arc<Model<B>> {
+    let checkpoint = Checkpoint::open(&checkpoint_dir(name)).unwrap();
+    Arc::new(Model::load_whole(Arc::new(backend), &checkpoint).unwrap())
+}
+
+pub fn runner<B: Backend>(model: &Arc<Model<B>>) -> Runner<B, LocalOnly> {
+    Runner::local(Arc::clone(model), limits()).unwrap()
+}
