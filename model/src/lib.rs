@@ -22,6 +22,8 @@
 //! a backend.
 
 pub mod checkpoint;
+#[cfg(feature = "demo")]
+pub mod demo;
 pub mod error;
 pub mod fingerprint;
 pub mod generation;
@@ -34,6 +36,7 @@ pub mod plan;
 pub mod resident;
 pub mod shard;
 pub mod storage;
+pub mod synthetic;
 pub mod tensors;
 
 pub use checkpoint::Checkpoint;

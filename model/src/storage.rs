@@ -218,7 +218,20 @@ fn malformed(path: &Path, bytes: &[u8], error: &SafeTensorError) -> ModelError {
             got: format!("{got}: the file is truncated (download it again)"),
         },
         Some(end) => ModelError::File { path: path.to_owned(), needed: format!("{end} bytes, as its header says"), got },
-        None => ModelError::File { path: path.to_owned(), needed: "a safetensors file".to_owned(), got: format!("{got} with {error}") },
+        None => ModelError::File {
+            path: path.to_owned(),
+            needed: "a safetensors file".to_owned(),
+            got: format!("{got}{} ({error})", text_instead(bytes)),
+        },
+    }
+}
+
+/// Small text files in the place of weights: pointers that were never followed.
+fn text_instead(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if text.starts_with("version https://git-lfs") => ": a Git LFS pointer (git lfs pull fetches the file)".to_owned(),
+        Ok(text) if bytes.len() < 4096 => format!(": the text {:?}", text.chars().take(60).collect::<String>()),
+        _ => String::new(),
     }
 }
 
