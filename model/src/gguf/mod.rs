@@ -2,14 +2,18 @@
 //!
 //! | module | idea |
 //! |---|---|
+//! | [`config`] | the model's keys → `config.json` |
+//! | [`names`] | tensor names → canonical names, and how their values were changed |
 //! | [`value`] | one typed value, with lenient accessors |
 //! | [`reader`] | a bounds-checked little-endian cursor |
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
 //!
 //! Parsing touches only the header's bytes, allocates no more than they justify, and ends in a named error for any other input.
-//! Layout: `docs/formats.md`, "GGUF".
+//! Layout: checkpoints in the wild: `docs/formats.md`.
 
+pub mod config;
 pub mod header;
+pub mod names;
 pub mod reader;
 pub mod value;
 
