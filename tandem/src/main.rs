@@ -1,2 +1,100 @@
-//! Tandem.
-fn main() {}
+//! The `tandem` binary: one command line over all roles and tools.
+//!
+//! `cli/` defines the commands, `roles.rs` turns their arguments into the role crates' configurations and runs them, `up/`
+//! supervises a whole instance, `bench/`, `doctor.rs` and `generate.rs` are tools.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+mod doctor;
+mod failure;
+mod generate;
+mod model;
+mod roles;
+mod up;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{CommandFactory, FromArgMatches};
+use tandem_runtime::{
+    config::{self, ConfigError, Resolved},
+    exit, logs,
+};
+
+use cli::{Cli, Command, ConfigAction, args::CommonArgs, values};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    match run(&argv) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.reason.is_empty() {
+                eprintln!("tandem: error: {failure}");
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(argv: &[OsString]) -> Result<(), Failure> {
+    let resolved = resolve(argv)?;
+    let cli = Cli::from_arg_matches(&resolved.matches).map_err(|error| Failure::usage(error.to_string()))?;
+    match cli.command {
+        Command::Up(args) => {
+            start_logs("up", &args.common)?;
+            // One thread is enough: the supervisor only relays lines and waits.
+            block_on(1, up::run(args, &resolved.settings))
+        }
+        Command::Serve(args) => roles::serve(args),
+        Command::Attn(args) => roles::attn(args),
+        Command::Experts(args) => roles::experts(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Config { action: ConfigAction::Show { command, flags } } => {
+            let argv: Vec<OsString> = ["tandem", command.name()].iter().map(OsString::from).chain(flags).collect();
+            let shown = resolve(&argv)?;
+            print!("{}", config::render(command.name(), &shown.settings));
+            Ok(())
+        }
+        Command::Doctor(args) => doctor::run(args),
+        Command::Generate(args) => generate::run(&args.what).map_err(|error| Failure::unavailable(error.to_string())),
+    }
+}
+
+/// Merges flags, environment and file. Help and version requests are answered here.
+fn resolve(argv: &[OsString]) -> Result<Resolved, Failure> {
+    let env: Vec<(String, String)> =
+        std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())).collect();
+    config::resolve(&Cli::command(), argv, &env).map_err(|error| match error {
+        ConfigError::CommandLine(error) => {
+            let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
+            let _ = error.print();
+            Failure::new(code, "")
+        }
+        other => Failure::usage(other.to_string()),
+    })
+}
+
+/// Starts logging under `role`.
+fn start_logs(role: &str, common: &CommonArgs) -> Result<(), Failure> {
+    let format = match common.log_format {
+        values::LogFormat::Text => logs::LogFormat::Text,
+        values::LogFormat::Json => logs::LogFormat::Json,
+    };
+    logs::init(role, format, common.log.as_deref()).map_err(|error| Failure::usage(format!("--log: {error}")))
+}
+
+/// Runs a future on a tokio runtime of `threads` threads.
+fn block_on<T>(threads: usize, future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let mut builder =
+        if threads == 1 { tokio::runtime::Builder::new_current_thread() } else { tokio::runtime::Builder::new_multi_thread() };
+    if threads > 1 {
+        builder.worker_threads(threads);
+    }
+    let runtime = builder.enable_all().build().map_err(|error| Failure::internal(format!("cannot start the runtime: {error}")))?;
+    let result = runtime.block_on(future);
+    // A thread that is stuck in blocking work must not keep the process.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    result
+}

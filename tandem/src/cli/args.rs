@@ -1,0 +1,299 @@
+//! The flags of the four commands that run roles, in groups that they share.
+//!
+//! Flags that take true or false are written `--flag` or `--flag=false`, so that a flag can switch off what a config file
+//! switched on.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use clap::{ArgAction, Args};
+use tandem_model::{Geometry, Resident};
+
+use crate::failure::Failure;
+
+use super::values::{Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
+
+/// Flags of every role.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "General")]
+pub struct CommonArgs {
+    /// TOML file of settings; flags and TANDEM_* variables win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What to log: a level, or target=level pairs, comma-separated
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// Shape of log lines on stderr
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// Finish running requests for at most this long after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub shutdown_timeout: Seconds,
+    /// Set by `tandem up`: end when standard input closes
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// What is served.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Folder with config.json and *.safetensors; the built-in demo model if not given
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Where the demo model is unpacked [default: $XDG_CACHE_HOME/tandem or ~/.cache/tandem]
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Precision of activations, caches and hop payload; every process of an instance must have the same
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub dtype: Dtype,
+}
+
+/// How the routed experts are cut.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Split")]
+pub struct SplitArgs {
+    /// How the routed experts are cut over the expert workers
+    #[arg(long, value_enum, default_value = "layers")]
+    pub split: Split,
+    /// Experts that the attention worker holds itself: layer ranges, each with an optional range of experts, e.g. 3-6,8-11 or
+    /// 3-6:0-63; `all` or `none`
+    #[arg(long, value_name = "RANGES", default_value = "none")]
+    pub resident_layers: String,
+}
+
+/// The HTTP side.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct HttpArgs {
+    /// Address or name to serve the HTTP APIs on
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to serve the HTTP APIs on; 0 = a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    pub port: u16,
+    /// Model name in the APIs; the folder's name if not given
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Requests that may wait for a place in the batch; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_queue: u32,
+    /// Largest `logprobs` or `prompt_logprobs` a request may ask for; -1 = the whole vocabulary
+    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    pub max_logprobs: i64,
+    /// Deadline of a request, from arrival to its last token
+    #[arg(long, value_name = "TIME", default_value = "30m")]
+    pub request_timeout: Seconds,
+    /// Aliases for dashboards of other servers
+    #[arg(long, value_enum, default_value = "vllm")]
+    pub metrics_compat: MetricsCompat,
+    /// Answer fields that carry the reasoning
+    #[arg(long, value_enum, default_value = "both")]
+    pub reasoning_fields: ReasoningFields,
+}
+
+impl SplitArgs {
+    /// `--resident-layers`, parsed.
+    ///
+    /// # Errors
+    /// When the text is no list of ranges.
+    pub fn resident(&self) -> Result<Resident, Failure> {
+        self.resident_layers.parse().map_err(|error: tandem_model::PlanError| Failure::usage(format!("--resident-layers: {error}")))
+    }
+}
+
+/// The attention worker's limits.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Attention worker")]
+pub struct AttnLimits {
+    /// Sequences in the batch at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_batch: u32,
+    /// Longest sequence, prompt and answer together; what the checkpoint and --kv-tokens allow if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_seq_len: Option<u32>,
+    /// Tokens that the latent cache holds over all sequences
+    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_tokens: u64,
+    /// Tokens in one step, decode and prefill together; a longer prompt is taken in chunks
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_batched_tokens: u32,
+    /// Largest chunk of one prompt in one step [default: --max-num-batched-tokens]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub prefill_chunk: Option<u32>,
+    /// Transport to the expert workers
+    #[arg(long, value_enum, default_value = "auto")]
+    pub link: Link,
+    /// Let a replica with other arithmetic take over a running sequence: its tokens may then differ
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub allow_mixed_experts: bool,
+}
+
+impl AttnLimits {
+    /// The longest sequence: `--max-seq-len`, or what the model and the cache allow.
+    ///
+    /// # Errors
+    /// When more is asked for than they allow.
+    pub fn longest(&self, geometry: &Geometry) -> Result<u64, Failure> {
+        let allowed = self.kv_tokens.min(geometry.max_position as u64);
+        match self.max_seq_len.map(u64::from) {
+            None => Ok(allowed),
+            Some(asked) if asked <= allowed => Ok(asked),
+            Some(asked) => Err(Failure::config(format!(
+                "--max-seq-len {asked} is too long: the model takes {} tokens and --kv-tokens holds {}; the largest possible is {allowed}",
+                geometry.max_position, self.kv_tokens
+            ))),
+        }
+    }
+}
+
+/// How a worker uses its cores.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cores")]
+pub struct ComputeArgs {
+    /// Compute threads of each worker process; chosen from the cores of the machine if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+    /// Microseconds that a receiver polls before it sleeps, while a step is in flight; chosen from the cores if not given
+    #[arg(long, value_name = "N")]
+    pub spin_us: Option<u64>,
+}
+
+/// How a worker joins.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Membership")]
+pub struct JoinArgs {
+    /// The coordinator's control address, as `tandem serve` prints it: http://HOST:PORT
+    #[arg(long, value_name = "URL", required = true)]
+    pub coordinator: String,
+    /// Name of this worker, unique in the instance; a worker that joins under a known name replaces it [default: role and host]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Device to compute on
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: Device,
+    /// Serve /livez /readyz /metrics /version here
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    pub admin: SocketAddr,
+}
+
+/// Consent to plaintext between hosts.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Security")]
+pub struct PlaintextArgs {
+    /// Allow plaintext between processes on addresses other than loopback: for networks that you trust as a whole
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub insecure: bool,
+}
+
+/// `tandem up`.
+#[derive(Clone, Debug, Args)]
+pub struct UpArgs {
+    /// Model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// HTTP.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// Split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: AttnLimits,
+    /// Device of the attention worker
+    #[arg(long, value_enum, default_value = "cpu", help_heading = "Devices")]
+    pub attn: Device,
+    /// Devices of the expert workers, one worker each, comma-separated [default: cpu, or none with --resident-layers all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "DEVICES", help_heading = "Devices")]
+    pub experts: Vec<ExpertDevice>,
+    /// Cores.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Common.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `tandem serve`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// HTTP.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// Split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Expert workers that the plan cuts the experts for
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Split")]
+    pub expert_workers: u32,
+    /// Address where workers join; port 0 = a free one
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", help_heading = "Membership")]
+    pub control_addr: SocketAddr,
+    /// Security.
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
+    /// Common.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `tandem attn`.
+#[derive(Clone, Debug, Args)]
+pub struct AttnArgs {
+    /// Membership.
+    #[command(flatten)]
+    pub join: JoinArgs,
+    /// Model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: AttnLimits,
+    /// Cores.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Security.
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
+    /// Common.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `tandem experts`.
+#[derive(Clone, Debug, Args)]
+pub struct ExpertsArgs {
+    /// Membership.
+    #[command(flatten)]
+    pub join: JoinArgs,
+    /// Address on which attention workers reach this worker; they must be able to dial it
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1", help_heading = "Membership")]
+    pub listen: IpAddr,
+    /// Port of the tcp link; 0 = a free one
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Membership")]
+    pub tcp_port: u16,
+    /// Port of the grpc link; 0 = a free one
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Membership")]
+    pub grpc_port: u16,
+    /// Shard to hold instead of the one that the coordinator gives, e.g. layers=3-11,experts=0-287,ffn=0-2047 (repeatable)
+    #[arg(long, value_name = "SHARD", action = ArgAction::Append, help_heading = "Membership")]
+    pub shard: Vec<String>,
+    /// Model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Cores.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Security.
+    #[command(flatten)]
+    pub plaintext: PlaintextArgs,
+    /// Common.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}

@@ -1,0 +1,248 @@
+//! The command line: the one definition from which parsing, help, config keys, man pages and completions come.
+//!
+//! `args.rs` holds the groups of flags that several commands share (a flag means the same everywhere), `values.rs` the types of
+//! their values. `main.rs` dispatches; `roles.rs` turns arguments into the role crates' `Config`s.
+
+pub mod args;
+pub mod values;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+pub use args::{AttnArgs, ExpertsArgs, ServeArgs, UpArgs};
+
+/// Serves GLM-5.3-Flash over two or more unlike devices: attention and state on one, routed experts on the others.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tandem",
+    version,
+    max_term_width = 120,
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start everything on this machine: coordinator, attention worker and expert workers
+    ///
+    /// Prints the plan and the children's logs on stderr, and `READY http://HOST:PORT` on stdout once a token has passed through
+    /// every worker. Without --model it serves the small demo model that is built into the binary. Ctrl-C or SIGTERM drains; a
+    /// second signal stops at once.
+    Up(UpArgs),
+    /// Run the coordinator: the HTTP APIs, text, admission and membership
+    ///
+    /// Prints `CONTROL http://HOST:PORT` (where workers join) and later `READY http://HOST:PORT` on stdout.
+    Serve(ServeArgs),
+    /// Run an attention worker: the step loop and all sequence state
+    Attn(AttnArgs),
+    /// Run an expert worker: one or more shards of the routed experts
+    Experts(ExpertsArgs),
+    /// Measure a running server, or write a checkpoint to measure with
+    Bench(BenchArgs),
+    /// Show the merged configuration
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: ConfigAction,
+    },
+    /// Look at this machine: cores, memory, instruction sets, loopback latency
+    Doctor(DoctorArgs),
+    /// Write man pages or shell completions
+    Generate(GenerateArgs),
+}
+
+/// `tandem config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// Print each setting of a command with the layer it comes from, as a TOML file that --config reads back
+    Show {
+        /// Whose settings.
+        #[arg(value_enum, default_value = "up")]
+        command: Layered,
+        /// Further flags, as that command would get them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<std::ffi::OsString>,
+    },
+}
+
+/// The commands that read the environment and the config file.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Layered {
+    /// `tandem up`
+    Up,
+    /// `tandem serve`
+    Serve,
+    /// `tandem attn`
+    Attn,
+    /// `tandem experts`
+    Experts,
+}
+
+impl Layered {
+    /// The subcommand's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Serve => "serve",
+            Self::Attn => "attn",
+            Self::Experts => "experts",
+        }
+    }
+}
+
+/// `tandem bench`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    /// Something other than a measurement.
+    #[command(subcommand)]
+    pub action: Option<BenchAction>,
+    /// The measurement.
+    #[command(flatten)]
+    pub load: LoadArgs,
+}
+
+/// `tandem bench ACTION`.
+#[derive(Debug, Subcommand)]
+pub enum BenchAction {
+    /// Write a generated checkpoint (hash-based weights, the model's full structure)
+    MakeCheckpoint {
+        /// Which geometry.
+        #[arg(long, value_enum, default_value = "small")]
+        preset: Preset,
+        /// Folder to make.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+/// Geometries of `make-checkpoint`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Preset {
+    /// 7.8M parameters, 9 layers: for tests
+    Tiny,
+    /// Another 4-layer shape with router groups and pools of 3 keys
+    TinyB,
+    /// 4 layers whose rows are all 256 wide
+    Tinyk,
+    /// 624M parameters, 1.25 GB: for benchmarks
+    Small,
+}
+
+/// Load of `tandem bench`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoadArgs {
+    /// The server to measure
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// Model name to ask for; the first one that the server lists if not given
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Prompt length of each request, in tokens
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub prompt_tokens: u32,
+    /// Tokens to generate for each request (ignore_eos is set)
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub output_tokens: u32,
+    /// Requests in flight at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub concurrency: u32,
+    /// Requests in all, warm-up not counted
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub requests: u32,
+    /// Requests before the measurement
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub warmup: u32,
+    /// Seed of the prompts' random token ids
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Token ids are drawn below this number; it must not exceed the vocabulary
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub vocab: u32,
+    /// Give up on a request after this long
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub timeout: values::Seconds,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tandem doctor`.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tandem generate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct GenerateArgs {
+    /// What to write.
+    #[command(subcommand)]
+    pub what: Generate,
+}
+
+/// What `tandem generate` writes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Generate {
+    /// Completions of one shell, to stdout
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// One man page for tandem and one for each command, into a folder
+    Man {
+        /// The folder; made if it is not there.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    /// `tandem up` hands its settings down by name, and one config file serves all roles: so a name must mean one thing.
+    #[test]
+    fn a_flag_means_the_same_in_every_command() {
+        let cli = Cli::command();
+        let mut seen = std::collections::BTreeMap::new();
+        for command in cli.get_subcommands().filter(|command| command.get_arguments().any(|arg| arg.get_id() == "config")) {
+            for arg in command.get_arguments() {
+                let Some(long) = arg.get_long() else { continue };
+                let described = (arg.get_help().map(ToString::to_string), format!("{:?}", arg.get_default_values()));
+                let first = seen.entry(long.to_owned()).or_insert_with(|| described.clone());
+                assert_eq!(first, &described, "--{long} differs in {}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_flag_is_described() {
+        fn walk(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no description", command.get_name());
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} of {} has no help", arg.get_id(), command.get_name());
+            }
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&Cli::command());
+    }
+}

@@ -1,0 +1,157 @@
+//! Types of flag values.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use clap::ValueEnum;
+
+/// A duration as people write it: `30`, `30s`, `500ms`, `10m`, `2h`. A bare number is seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seconds(pub Duration);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no duration; write a number with ms, s, m or h, e.g. 30s");
+        let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let factor = match unit {
+            "" | "s" => 1.0,
+            "ms" => 1e-3,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(wrong()),
+        };
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        Duration::try_from_secs_f64(number * factor).map(Self).map_err(|_| wrong())
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}s", self.0.as_secs_f64())
+    }
+}
+
+/// What activations, caches and hop payload are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// bf16 inputs of matrix products, cache and hop payload; sums in f32
+    Bf16,
+    /// Everything in f32
+    F32,
+}
+
+/// A device that a worker computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// This machine's CPU
+    Cpu,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+        })
+    }
+}
+
+/// A device of an expert worker in `tandem up --experts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExpertDevice {
+    /// This machine's CPU
+    Cpu,
+    /// No expert worker at all, with --resident-layers all
+    None,
+}
+
+/// How the routed experts are cut over the expert workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// Each worker holds a range of layers
+    Layers,
+    /// Each worker holds a range of each layer's experts
+    Experts,
+    /// Each worker holds a slice of every expert's intermediate dimension
+    Ffn,
+}
+
+impl From<Split> for tandem_model::Split {
+    fn from(split: Split) -> Self {
+        match split {
+            Split::Layers => Self::Layers,
+            Split::Experts => Self::Experts,
+            Split::Ffn => Self::Ffn,
+        }
+    }
+}
+
+impl Dtype {
+    /// The name that processes compare in the handshake.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+/// The transport between attention and expert workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Link {
+    /// The first that both sides have: tcp, then grpc
+    Auto,
+    /// Plain TCP frames
+    Tcp,
+    /// Frames inside HTTP/2, where only that passes
+    Grpc,
+}
+
+/// Shape of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One readable line per event
+    Text,
+    /// One JSON object per event
+    Json,
+}
+
+/// Aliases of metrics that other servers' dashboards know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsCompat {
+    /// vllm:* names beside tandem_*
+    Vllm,
+    /// tandem_* only
+    None,
+}
+
+/// The field that carries the model's reasoning in answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReasoningFields {
+    /// reasoning_content and reasoning, the same text in each
+    Both,
+    /// reasoning_content only
+    #[value(name = "reasoning_content")]
+    ReasoningContent,
+    /// reasoning only
+    Reasoning,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_parse_and_print() {
+        for (text, seconds) in [("30", 30.0), ("30s", 30.0), ("1.5s", 1.5), ("250ms", 0.25), ("10m", 600.0), ("2h", 7200.0), ("0", 0.0)] {
+            let parsed: Seconds = text.parse().expect(text);
+            assert!((parsed.0.as_secs_f64() - seconds).abs() < 1e-9, "{text}");
+            assert_eq!(parsed.to_string().parse::<Seconds>(), Ok(parsed));
+        }
+        for text in ["", "s", "-3", "3 s", "3d", "1e400", "1.2.3", "nan"] {
+            let error = text.parse::<Seconds>().expect_err(text);
+            assert!(error.contains("is no duration"), "{error}");
+        }
+    }
+}

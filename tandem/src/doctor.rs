@@ -1,0 +1,169 @@
+//! `tandem doctor`: what this machine is, and whether its loopback is fit for hops.
+
+use std::{
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
+    num::NonZeroUsize,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use crate::{cli::DoctorArgs, failure::Failure};
+
+/// Size of one hop's payload of a decode row: hidden 4096 in bf16.
+const PAYLOAD: usize = 8192;
+/// Frame header before it (`tandem-proto`).
+const HEADER: usize = 64;
+/// Above this a hop waits for a timer, not for data: delayed acknowledgements against Nagle's algorithm cost 40 ms.
+const STALLED: Duration = Duration::from_millis(10);
+
+#[derive(Serialize)]
+struct Findings {
+    version: &'static str,
+    cores: usize,
+    cpu: Option<String>,
+    instruction_sets: Vec<&'static str>,
+    memory_free_bytes: Option<u64>,
+    /// 8 KiB each way, TCP_NODELAY on both sides.
+    loopback_p50_us: f64,
+    loopback_p99_us: f64,
+    /// The same without TCP_NODELAY: what a forgotten option would cost here.
+    loopback_nagle_p50_us: f64,
+    problems: Vec<String>,
+}
+
+/// Looks and prints.
+///
+/// # Errors
+/// When loopback cannot be used, or a problem was found.
+pub fn run(args: DoctorArgs) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::unavailable(format!("cannot measure loopback: {error}"));
+    let fast = round_trips(true, 400).map_err(failed)?;
+    let slow = round_trips(false, 20).map_err(failed)?;
+    let mut findings = Findings {
+        version: env!("CARGO_PKG_VERSION"),
+        cores: thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        cpu: cpu_model(),
+        instruction_sets: instruction_sets(),
+        memory_free_bytes: crate::up::available_memory(),
+        loopback_p50_us: micros(percentile(&fast, 50)),
+        loopback_p99_us: micros(percentile(&fast, 99)),
+        loopback_nagle_p50_us: micros(percentile(&slow, 50)),
+        problems: Vec::new(),
+    };
+    if percentile(&fast, 50) > STALLED {
+        findings.problems.push("a round trip with TCP_NODELAY takes over 10 ms: something on this machine delays loopback packets".into());
+    }
+    if cfg!(target_arch = "x86_64") && !findings.instruction_sets.contains(&"avx2") {
+        findings.problems.push("no AVX2: the portable kernels run, several times slower".into());
+    }
+    if findings.cores < 2 {
+        findings.problems.push("one core: attention and expert workers take turns on it".into());
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&findings).map_err(|error| Failure::internal(error.to_string()))?);
+    } else {
+        print(&findings);
+    }
+    if findings.problems.is_empty() { Ok(()) } else { Err(Failure::unavailable(format!("{} problem(s) found", findings.problems.len()))) }
+}
+
+fn print(findings: &Findings) {
+    println!("tandem        {}", findings.version);
+    println!("cpu           {} ({} cores for this process)", findings.cpu.as_deref().unwrap_or("unknown"), findings.cores);
+    println!("instructions  {}", findings.instruction_sets.join(" "));
+    if let Some(bytes) = findings.memory_free_bytes {
+        println!("memory        {} GiB free", crate::up::gib(bytes));
+    }
+    println!("loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", findings.loopback_p50_us, findings.loopback_p99_us);
+    println!("              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", findings.loopback_nagle_p50_us);
+    for problem in &findings.problems {
+        println!("problem       {problem}");
+    }
+    if findings.problems.is_empty() {
+        println!("no problems found");
+    }
+}
+
+fn cpu_model() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn instruction_sets() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut found = vec!["x86-64"];
+        macro_rules! look { ($($name:tt),*) => { $(if std::arch::is_x86_feature_detected!($name) { found.push($name); })* } }
+        look!("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "avxvnni");
+        found
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        vec![std::env::consts::ARCH]
+    }
+}
+
+/// Times `count` exchanges of a header and a payload, written separately as a careless sender would.
+fn round_trips(nodelay: bool, count: usize) -> io::Result<Vec<Duration>> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let addr = listener.local_addr()?;
+    let echo = thread::spawn(move || -> io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.set_nodelay(nodelay)?;
+        let mut message = vec![0u8; HEADER + PAYLOAD];
+        for _ in 0..count {
+            stream.read_exact(&mut message)?;
+            stream.write_all(&message[..HEADER])?;
+            stream.write_all(&message[HEADER..])?;
+        }
+        Ok(())
+    });
+    let mut stream = TcpStream::connect(addr)?;
+    stream.set_nodelay(nodelay)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut message = vec![0u8; HEADER + PAYLOAD];
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        stream.write_all(&message[..HEADER])?;
+        stream.write_all(&message[HEADER..])?;
+        stream.read_exact(&mut message)?;
+        times.push(start.elapsed());
+    }
+    echo.join().map_err(|_| io::Error::other("the echo thread failed"))??;
+    times.sort_unstable();
+    Ok(times)
+}
+
+/// Nearest-rank percentile of ascending times.
+fn percentile(times: &[Duration], percent: usize) -> Duration {
+    let rank = (times.len() * percent).div_ceil(100).max(1);
+    times.get(rank - 1).copied().unwrap_or_default()
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let times: Vec<Duration> = (1..=100).map(Duration::from_micros).collect();
+        assert_eq!(percentile(&times, 50), Duration::from_micros(50));
+        assert_eq!(percentile(&times, 99), Duration::from_micros(99));
+        assert_eq!(percentile(&times[..1], 99), Duration::from_micros(1));
+        assert_eq!(percentile(&[], 50), Duration::ZERO);
+    }
+
+    #[test]
+    fn loopback_echoes() {
+        assert_eq!(round_trips(true, 5).expect("loopback works").len(), 5);
+    }
+}

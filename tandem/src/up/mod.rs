@@ -1,0 +1,14 @@
+//! `tandem up`: all roles on one machine, as child processes.
+//!
+//! `plan.rs` says what goes where, `children.rs` how each role is started, `restart.rs` what a death means, `supervisor.rs` runs
+//! it all, `cores.rs` shares the cores out.
+
+mod child;
+mod children;
+mod cores;
+mod plan;
+mod restart;
+mod supervisor;
+
+pub use plan::{available_memory, gib};
+pub use supervisor::run;
