@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 pub mod buffers;
+pub mod cancel;
 pub mod dims;
+pub mod engine;
 pub mod hop;
 pub mod layers;
 pub mod local;

@@ -11,7 +11,7 @@ use tandem_model::{Checkpoint, Geometry, Shard};
 use crate::{
     buffers::Buffers,
     dims::Dims,
-    hop::{Failure, Hop, HopError, HopSegment, HopStep, LocalOnly},
+    hop::{Failure, Hop, HopError, HopSegment, HopStep, LocalOnly, Notify},
     layers::{Cx, kda::Kda, mla::Mla},
     local::LocalShards,
     observe::{Observer, Silent},
@@ -187,12 +187,18 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
     }
 
     /// Runs one step: all rows of `desc` through the trunk, then `samples` (by row of the step). `segments` tells the hop whose rows
-    /// they are; it has the order and the rows of `desc.segments`.
+    /// they are; it has the order and the rows of `desc.segments`. `notify` hears of failed sequences while the step goes on.
     ///
     /// # Errors
     /// The device or the hop: the state of every sequence of the step is then half-updated.
-    pub fn step(&mut self, desc: &BatchDesc, segments: Vec<HopSegment>, mut samples: Vec<SampleRow>) -> Result<StepResult, StepError> {
-        self.with_step(desc, segments, |w, local, cx, hop| {
+    pub fn step(
+        &mut self,
+        desc: &BatchDesc,
+        segments: Vec<HopSegment>,
+        notify: Notify,
+        mut samples: Vec<SampleRow>,
+    ) -> Result<StepResult, StepError> {
+        self.with_step(desc, segments, notify, |w, local, cx, hop| {
             let timer = std::time::Instant::now();
             step::trunk(w, local, cx, hop, &mut Silent)?;
             telemetry::phase("layers", timer.elapsed());
@@ -221,7 +227,7 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
             push_segment(&mut desc, state, tokens);
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(3600);
             let segments = vec![HopSegment { request_id: 0, rows: 0..tokens.len(), deadline, warmup: false }];
-            let logits = self.with_step(&desc, segments, |w, local, cx, hop| {
+            let logits = self.with_step(&desc, segments, Notify::default(), |w, local, cx, hop| {
                 step::trunk(w, local, cx, hop, observer)?;
                 let logits = step::logits(w, cx, observer)?;
                 match hop.failures().pop() {
@@ -239,11 +245,12 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
         &mut self,
         desc: &BatchDesc,
         segments: Vec<HopSegment>,
+        notify: Notify,
         run: impl FnOnce(&Weights<B>, &LocalShards<B>, &mut Cx<'_, B>, &mut H) -> Result<R, StepError>,
     ) -> Result<R, StepError> {
         self.step_id += 1;
         let rows = desc.tokens.len();
-        self.hop.begin_step(&HopStep { step_id: self.step_id, rows, segments });
+        self.hop.begin_step(HopStep { step_id: self.step_id, rows, segments, notify });
         let (b, d) = (&*self.model.backend, &self.model.dims);
         b.set_batch(desc, &mut self.batch);
         let context = desc.segments.iter().map(|s| (s.pos0 + s.rows) as usize).max().unwrap_or(0);

@@ -1,1 +1,384 @@
-//! Placeholder.
+//! Rows to expert workers through host memory and a network link.
+//!
+//! Neighbours: `tandem_proto::hop::HostHop` (transport, retries, replicas), `tandem-worker-experts` (the other end).
+//!
+//! **Deadlines.** A dispatch waits until the *earliest* deadline among its own sequences, or [`PATIENCE`] if that comes first. Then the
+//! sequences that are over (deadline passed, cancelled) are marked failed and told so at once; the rows of the others are sent again
+//! (dispatches are idempotent) and go on waiting until their own turn. So every sequence ends at its own deadline, and none of the others
+//! is computed anew: their state is exact, because no partial of theirs was ever skipped.
+
+use std::{collections::HashSet, ops::Range, time::Instant};
+
+use tandem_kernels::Backend;
+use tandem_proto::{
+    hop::{HopError as LinkError, HostHop, Ticket},
+    route_table::RouteTable,
+};
+use tokio::sync::watch;
+
+use super::{Failure, Hop, HopError, HopStep, LocalPartials, RoutedRows, sum_on_device};
+use crate::{cancel::Cancelled, telemetry};
+
+/// How long a dispatch waits before cancelled sequences are looked for. Longer than any layer takes to compute: a dispatch that is
+/// only slow must not be sent twice.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// How long the time between steps may be used for dialling.
+const TEND: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// What this hop needs of a transport; [`HostHop`] is the one that crosses processes.
+pub trait Transport: Send {
+    /// A submission that will be collected once.
+    type Ticket: Send;
+    /// A step begins; what was not collected is forgotten.
+    fn begin_step(&mut self, step_id: u64, rows: u32);
+    /// Sends rows (`x` rows × hidden, `ids` and `weights` rows × topk) to the holder of a shard. Never waits for the answer.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    fn submit(
+        &mut self,
+        layer: u16,
+        shard: u32,
+        x: &[f32],
+        ids: &[i32],
+        weights: &[f32],
+        deadline: Instant,
+    ) -> Result<Self::Ticket, LinkError>;
+    /// Waits for the partial, rows × hidden.
+    ///
+    /// # Errors
+    /// Nobody computed it before the deadline, or its holder cannot.
+    fn collect(&mut self, ticket: Self::Ticket, out: &mut [f32]) -> Result<(), LinkError>;
+    /// The time between steps.
+    fn tend(&mut self);
+    /// No sequence holds state now.
+    fn idle(&mut self);
+    /// Shards with a holder that would answer now, ascending.
+    fn reachable(&self) -> Vec<u32>;
+}
+
+impl Transport for HostHop {
+    type Ticket = Ticket;
+
+    fn begin_step(&mut self, step_id: u64, rows: u32) {
+        Self::begin_step(self, step_id, rows);
+    }
+
+    fn submit(&mut self, layer: u16, shard: u32, x: &[f32], ids: &[i32], weights: &[f32], deadline: Instant) -> Result<Ticket, LinkError> {
+        Self::submit(self, layer, shard, x, ids, weights, deadline)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<(), LinkError> {
+        Self::collect(self, ticket, out)
+    }
+
+    fn tend(&mut self) {
+        Self::tend(self, TEND);
+    }
+
+    fn idle(&mut self) {
+        self.release_arithmetic();
+    }
+
+    fn reachable(&self) -> Vec<u32> {
+        self.shards_reachable()
+    }
+}
+
+/// A shard that somebody else holds.
+#[derive(Clone, Debug)]
+struct Remote {
+    id: u32,
+    experts: Range<u32>,
+}
+
+/// Rows on their way.
+struct Pending<K> {
+    shard: Remote,
+    /// Rows of the step, ascending.
+    rows: Vec<u32>,
+    ticket: K,
+}
+
+/// Sizes of the model that the hop must know.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Layers.
+    pub layers: usize,
+    /// Hidden size.
+    pub hidden: usize,
+    /// Experts per token.
+    pub topk: usize,
+}
+
+/// Remote shards over a transport, local ones on the device.
+pub struct HostRows<T: Transport> {
+    transport: T,
+    routes: watch::Receiver<RouteTable>,
+    shape: Shape,
+    local: HashSet<u32>,
+    cancelled: Cancelled,
+    /// Per layer: remote shards, ascending by id.
+    remote: Vec<Vec<Remote>>,
+    step: HopStep,
+    failed: Vec<Option<Failure>>,
+    /// Segment of each row.
+    owner: Vec<u32>,
+    layer: usize,
+    x: Vec<f32>,
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    pending: Vec<Pending<T::Ticket>>,
+    partial: Vec<f32>,
+    sum: Vec<f32>,
+    sent: SentRows,
+}
+
+/// Rows gathered for one dispatch.
+#[derive(Default)]
+struct SentRows {
+    x: Vec<f32>,
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+impl<T: Transport> HostRows<T> {
+    /// A hop whose shards are those of `routes`, but for the ones in `local`.
+    pub fn new(transport: T, routes: watch::Receiver<RouteTable>, shape: Shape, local: &[u32], cancelled: Cancelled) -> Self {
+        Self {
+            transport,
+            routes,
+            shape,
+            local: local.iter().copied().collect(),
+            cancelled,
+            remote: Vec::new(),
+            step: HopStep::default(),
+            failed: Vec::new(),
+            owner: Vec::new(),
+            layer: 0,
+            x: Vec::new(),
+            ids: Vec::new(),
+            weights: Vec::new(),
+            pending: Vec::new(),
+            partial: Vec::new(),
+            sum: Vec::new(),
+            sent: SentRows::default(),
+        }
+    }
+
+    /// The transport.
+    pub fn transport(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
+    fn follow_routes(&mut self) {
+        if !self.remote.is_empty() && !self.routes.has_changed().unwrap_or(false) {
+            return;
+        }
+        let table = self.routes.borrow_and_update();
+        self.remote = (0..self.shape.layers as u32)
+            .map(|layer| {
+                let shards = table.routes.iter().map(|r| &r.shard).filter(|s| s.has_layer(layer) && !self.local.contains(&s.id));
+                let mut shards: Vec<Remote> = shards.map(|s| Remote { id: s.id, experts: s.experts.clone() }).collect();
+                shards.sort_by_key(|s| s.id);
+                shards
+            })
+            .collect();
+    }
+
+    /// The rows that go to a shard: those with one of its experts, and all rows of warm-up sequences. Failed sequences stay at home.
+    fn rows_for(&self, shard: &Remote) -> Vec<u32> {
+        let chosen = |row: usize| self.ids[row * self.shape.topk..][..self.shape.topk].iter().any(|id| holds(shard, *id));
+        (0..self.step.rows)
+            .filter(|row| {
+                let segment = self.owner[*row] as usize;
+                self.failed[segment].is_none() && (self.step.segments[segment].warmup || chosen(*row))
+            })
+            .map(|row| row as u32)
+            .collect()
+    }
+
+    /// Sends rows of the current layer to a shard; `None` where there was nothing to send, or it could not be.
+    fn send(&mut self, shard: Remote, rows: Vec<u32>) -> Result<Option<Pending<T::Ticket>>, HopError> {
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let (d, k) = (self.shape.hidden, self.shape.topk);
+        let sent = &mut self.sent;
+        (sent.x.clear(), sent.ids.clear(), sent.weights.clear());
+        for &row in &rows {
+            let row = row as usize;
+            sent.x.extend(&self.x[row * d..(row + 1) * d]);
+            sent.weights.extend(&self.weights[row * k..(row + 1) * k]);
+            let start = sent.ids.len();
+            sent.ids.extend(self.ids[row * k..(row + 1) * k].iter().map(|id| if holds(&shard, *id) { *id } else { -1 }));
+            if sent.ids[start..].iter().all(|id| *id < 0) {
+                // A warm-up row that chose nobody here: run the shard's first expert all the same, with weight 0.
+                sent.ids[start] = shard.experts.start as i32;
+                sent.weights[start] = 0.0;
+            }
+        }
+        let until = rows.iter().map(|row| self.step.segments[self.owner[*row as usize] as usize].deadline).min();
+        let deadline = until.unwrap_or_else(Instant::now).min(Instant::now() + PATIENCE);
+        match self.transport.submit(self.layer as u16, shard.id, &sent.x, &sent.ids, &sent.weights, deadline) {
+            Ok(ticket) => Ok(Some(Pending { shard, rows, ticket })),
+            Err(e) => self.fail_rows(&rows, &Failure::Internal { message: e.to_string() }).map(|()| None),
+        }
+    }
+
+    /// Waits for one dispatch, as often as it takes, and adds its partials to the sum.
+    fn receive(&mut self, pending: Pending<T::Ticket>) -> Result<(), HopError> {
+        let mut next = Some(pending);
+        while let Some(Pending { shard, rows, ticket }) = next {
+            let len = rows.len() * self.shape.hidden;
+            self.partial.resize(self.partial.len().max(len), 0.0);
+            next = match self.transport.collect(ticket, &mut self.partial[..len]) {
+                Ok(()) => {
+                    self.add_rows(shard.id, &rows)?;
+                    None
+                }
+                Err(e @ LinkError::DeadlineNoHolder { .. }) => {
+                    self.end_overdue(&rows, &e.to_string())?;
+                    let left = rows.into_iter().filter(|row| self.failed[self.owner[*row as usize] as usize].is_none()).collect();
+                    self.send(shard, left)?
+                }
+                Err(e) => {
+                    self.fail_rows(&rows, &Failure::Internal { message: e.to_string() })?;
+                    None
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Adds the first `rows.len()` rows of `partial`; a row that is not finite is left out and ends its sequence.
+    fn add_rows(&mut self, shard: u32, rows: &[u32]) -> Result<(), HopError> {
+        let d = self.shape.hidden;
+        let mut bad = Vec::new();
+        for (&row, partial) in rows.iter().zip(self.partial.chunks_exact(d)) {
+            if partial.iter().all(|v| v.is_finite()) {
+                let sum = &mut self.sum[row as usize * d..][..d];
+                sum.iter_mut().zip(partial).for_each(|(s, p)| *s += p);
+            } else if self.failed[self.owner[row as usize] as usize].is_none() {
+                bad.push(row);
+            }
+        }
+        if bad.is_empty() {
+            return Ok(());
+        }
+        telemetry::nan_rows(bad.len());
+        let failure = Failure::NonFinite { layer: self.layer, shard, rows: bad.len() };
+        self.fail_rows(&bad, &failure)
+    }
+
+    /// Ends the sequences among `rows` whose deadline has passed or that were cancelled.
+    fn end_overdue(&mut self, rows: &[u32], why: &str) -> Result<(), HopError> {
+        let now = Instant::now();
+        for &row in rows {
+            let segment = &self.step.segments[self.owner[row as usize] as usize];
+            if self.cancelled.contains(segment.request_id) {
+                self.fail_rows(&[row], &Failure::Cancelled)?;
+            } else if segment.deadline <= now {
+                self.fail_rows(&[row], &Failure::Unavailable { message: why.to_owned() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the sequences of `rows` failed.
+    fn fail_rows(&mut self, rows: &[u32], failure: &Failure) -> Result<(), HopError> {
+        for &row in rows {
+            let segment = self.owner[row as usize] as usize;
+            if self.failed[segment].is_none() {
+                self.failed[segment] = Some(failure.clone());
+                self.step.notify.tell(self.step.segments[segment].request_id, failure);
+            }
+        }
+        if self.failed.iter().all(Option::is_some) { Err(HopError::Abandoned) } else { Ok(()) }
+    }
+}
+
+fn holds(shard: &Remote, id: i32) -> bool {
+    u32::try_from(id).is_ok_and(|id| shard.experts.contains(&id))
+}
+
+impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
+    fn begin_step(&mut self, step: HopStep) {
+        self.follow_routes();
+        self.transport.begin_step(step.step_id, step.rows as u32);
+        self.pending.clear();
+        self.failed = vec![None; step.segments.len()];
+        self.owner.clear();
+        for (i, segment) in step.segments.iter().enumerate() {
+            self.owner.extend(std::iter::repeat_n(i as u32, segment.rows.len()));
+        }
+        self.step = step;
+    }
+
+    fn submit(&mut self, b: &B, rows: &RoutedRows<'_, B>) -> Result<(), HopError> {
+        self.layer = rows.layer;
+        let shards = self.remote.get(rows.layer).cloned().unwrap_or_default();
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let (d, k) = (rows.hidden, rows.topk);
+        self.x.resize(rows.rows * d, 0.0);
+        self.ids.resize(rows.rows * k, 0);
+        self.weights.resize(rows.rows * k, 0.0);
+        b.download(rows.x, 0, &mut self.x)?;
+        b.download_i32(rows.ids, 0, &mut self.ids)?;
+        b.download(rows.weights, 0, &mut self.weights)?;
+        for shard in shards {
+            let rows = self.rows_for(&shard);
+            let sent = self.send(shard, rows)?;
+            self.pending.extend(sent);
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, b: &B, rows: usize, hidden: usize, local: LocalPartials<'_, B>, out: &mut B::Buf) -> Result<(), HopError> {
+        if self.remote.get(self.layer).is_none_or(Vec::is_empty) {
+            if local.shards.is_empty() {
+                return Err(HopError::Uncovered { layer: self.layer });
+            }
+            sum_on_device(b, rows, hidden, local, out);
+            return Ok(());
+        }
+        self.sum.clear();
+        self.sum.resize(rows * hidden, 0.0);
+        let all: Vec<u32> = (0..rows as u32).collect();
+        let mut here = local.shards.iter().zip(local.partials.iter()).peekable();
+        for pending in std::mem::take(&mut self.pending) {
+            while let Some((id, partial)) = here.next_if(|(id, _)| **id < pending.shard.id) {
+                self.partial.resize(self.partial.len().max(rows * hidden), 0.0);
+                b.download(partial, 0, &mut self.partial[..rows * hidden])?;
+                self.add_rows(*id, &all)?;
+            }
+            self.receive(pending)?;
+        }
+        for (id, partial) in here {
+            self.partial.resize(self.partial.len().max(rows * hidden), 0.0);
+            b.download(partial, 0, &mut self.partial[..rows * hidden])?;
+            self.add_rows(*id, &all)?;
+        }
+        b.upload(&self.sum, out, 0);
+        Ok(())
+    }
+
+    fn failures(&mut self) -> Vec<(usize, Failure)> {
+        self.failed.iter_mut().enumerate().filter_map(|(i, f)| f.take().map(|f| (i, f))).collect()
+    }
+
+    fn tend(&mut self) {
+        self.transport.tend();
+    }
+
+    fn idle(&mut self) {
+        self.transport.idle();
+    }
+
+    fn reachable(&self) -> Vec<u32> {
+        self.transport.reachable()
+    }
+}

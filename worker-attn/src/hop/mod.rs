@@ -16,7 +16,7 @@
 
 pub mod host;
 
-use std::{ops::Range, time::Instant};
+use std::{fmt, ops::Range, sync::Arc, time::Instant};
 
 use tandem_kernels::Backend;
 
@@ -33,6 +33,34 @@ pub struct HopSegment {
     pub warmup: bool,
 }
 
+/// Hears of a failed sequence at once: the step itself may wait much longer for the sake of others.
+#[derive(Clone)]
+pub struct Notify(Arc<dyn Fn(u64, &Failure) + Send + Sync>);
+
+impl Notify {
+    /// Calls `f` with the request id, once for each failed sequence of a step.
+    pub fn new(f: impl Fn(u64, &Failure) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+
+    /// Tells of a failure.
+    pub fn tell(&self, request_id: u64, failure: &Failure) {
+        (self.0)(request_id, failure);
+    }
+}
+
+impl Default for Notify {
+    fn default() -> Self {
+        Self::new(|_, _| {})
+    }
+}
+
+impl fmt::Debug for Notify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notify")
+    }
+}
+
 /// One step, as a hop sees it.
 #[derive(Clone, Debug, Default)]
 pub struct HopStep {
@@ -42,6 +70,8 @@ pub struct HopStep {
     pub rows: usize,
     /// The sequences, in row order.
     pub segments: Vec<HopSegment>,
+    /// Who hears of failures.
+    pub notify: Notify,
 }
 
 /// Why a sequence cannot go on.
@@ -119,7 +149,7 @@ pub enum HopError {
 /// Computes the routed experts of a step's rows somewhere.
 pub trait Hop<B: Backend>: Send {
     /// A step begins.
-    fn begin_step(&mut self, step: &HopStep);
+    fn begin_step(&mut self, step: HopStep);
     /// Sends a layer's rows to every remote shard that owns one of a row's experts. Returns at once.
     ///
     /// # Errors
@@ -130,8 +160,16 @@ pub trait Hop<B: Backend>: Send {
     /// # Errors
     /// The device, or nothing left to compute.
     fn collect(&mut self, b: &B, rows: usize, hidden: usize, local: LocalPartials<'_, B>, out: &mut B::Buf) -> Result<(), HopError>;
-    /// Segments that failed since [`Hop::begin_step`], each once.
+    /// Segments that failed since [`Hop::begin_step`], each once; [`HopStep::notify`] has heard of them.
     fn failures(&mut self) -> Vec<(usize, Failure)>;
+    /// The time between steps: dial, notice what died.
+    fn tend(&mut self) {}
+    /// No sequence holds state now.
+    fn idle(&mut self) {}
+    /// Shards whose rows would be computed now, ascending.
+    fn reachable(&self) -> Vec<u32> {
+        Vec::new()
+    }
 }
 
 /// No remote shards: every partial is computed on this worker's own device.
@@ -141,7 +179,7 @@ pub struct LocalOnly {
 }
 
 impl<B: Backend> Hop<B> for LocalOnly {
-    fn begin_step(&mut self, _step: &HopStep) {}
+    fn begin_step(&mut self, _step: HopStep) {}
 
     fn submit(&mut self, _b: &B, rows: &RoutedRows<'_, B>) -> Result<(), HopError> {
         self.layer = rows.layer;
