@@ -12,6 +12,8 @@ use toml::{Table, Value};
 use super::{ConfigError, Origin, Overrides};
 
 const PREFIX: &str = "TANDEM_";
+/// Variables of the test harness, which the processes under test inherit: no settings.
+const HARNESS: [&str; 2] = ["TANDEM_TEST_", "TANDEM_BIN"];
 
 /// The keys of every layered command.
 pub(super) struct KnownKeys {
@@ -57,7 +59,7 @@ pub(super) fn read_env(known: &KnownKeys, command: &str, env: &[(String, String)
     let mut specific = Overrides::new();
     for (name, value) in env {
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        if is_service_link(name, value) {
+        if is_service_link(name, value) || HARNESS.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
         let origin = Origin::Env(name.clone());
