@@ -8,7 +8,7 @@ use std::{
 use crate::{cli::args::ModelArgs, failure::Failure};
 
 /// Name of the demo model in the APIs.
-pub const DEMO_NAME: &str = "tandem-demo";
+const DEMO_NAME: &str = "tandem-demo";
 
 /// A checkpoint on disk.
 #[derive(Clone, Debug)]
@@ -53,9 +53,28 @@ fn check_folder(dir: &Path) -> Result<(), Failure> {
     Err(Failure::config(problem))
 }
 
+#[cfg(feature = "demo")]
 fn unpack_demo(cache_dir: Option<&Path>) -> Result<PathBuf, Failure> {
-    let _ = cache_dir;
-    Err(Failure::config("no demo in this build: give --model DIR"))
+    let cache = cache_dir.map_or_else(default_cache, Path::to_owned);
+    let hint = "give a folder that can be written to with --cache-dir, or a checkpoint with --model";
+    tandem_model::demo::unpack(&cache)
+        .map_err(|error| Failure::unavailable(format!("cannot unpack the demo model below {}: {error}; {hint}", cache.display())))
+}
+
+#[cfg(not(feature = "demo"))]
+fn unpack_demo(_: Option<&Path>) -> Result<PathBuf, Failure> {
+    Err(Failure::usage("this binary was built without the demo model: give --model DIR"))
+}
+
+/// `$XDG_CACHE_HOME/tandem`, `~/.cache/tandem`, or a folder below the temporary one.
+#[cfg(feature = "demo")]
+fn default_cache() -> PathBuf {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    match (folder("XDG_CACHE_HOME"), folder("HOME")) {
+        (Some(cache), _) => cache.join("tandem"),
+        (None, Some(home)) => home.join(".cache/tandem"),
+        (None, None) => std::env::temp_dir().join("tandem-cache"),
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,26 @@
 //! Runs one role in this process: arguments → the role crate's `Config`, logs, signals, supervision.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::{
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    num::NonZeroUsize,
+    time::Duration,
+};
 
-use tandem_runtime::{Shutdown, process, signals, supervised};
+use tandem_model::Shard;
+use tandem_runtime::{Shutdown, exit, process, signals, supervised};
 
 use crate::{
-    cli::{AttnArgs, ExpertsArgs, ServeArgs, args::CommonArgs},
+    block_on,
+    cli::{
+        AttnArgs, ExpertsArgs, ServeArgs,
+        args::{CommonArgs, ComputeArgs, JoinArgs},
+    },
     failure::Failure,
-    start_logs,
+    model, start_logs, up,
 };
+
+/// Threads of a role's asynchronous runtime: control, admin and HTTP traffic. The maths has threads of its own.
+const RUNTIME_THREADS: usize = 2;
 
 /// `tandem serve`.
 ///
@@ -26,7 +38,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
 /// # Errors
 /// When the worker cannot start or fails.
 pub fn attn(args: AttnArgs) -> Result<(), Failure> {
-    start_logs(args.join.name.as_deref().unwrap_or("attn"), &args.common)?;
+    start_logs(&worker_name(&args.join, "attn"), &args.common)?;
     process::set_name("tandem-attn");
     coordinator_allowed(&args.join.coordinator, args.plaintext.insecure)?;
     Err(Failure::internal("the attention worker is not wired yet"))
@@ -37,11 +49,70 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
 /// # Errors
 /// When the worker cannot start or fails.
 pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
-    start_logs(args.join.name.as_deref().unwrap_or("experts"), &args.common)?;
+    use tandem_worker_experts as worker;
+    let name = worker_name(&args.join, "experts");
+    start_logs(&name, &args.common)?;
     process::set_name("tandem-experts");
     coordinator_allowed(&args.join.coordinator, args.plaintext.insecure)?;
     plaintext_allowed("--listen", args.listen, args.plaintext.insecure)?;
-    Err(Failure::internal("the expert worker is not wired yet"))
+    let located = model::locate(&args.model, None)?;
+    let mut shard = Vec::new();
+    for text in &args.shard {
+        shard.push(text.parse::<Shard>().map_err(|error| Failure::usage(format!("--shard {error}")))?);
+    }
+    let cores = Cores::of(&args.compute);
+    let fault = match std::env::var("TANDEM_TEST_FAULT") {
+        Ok(text) => Some(text.parse().map_err(|error: String| Failure::usage(format!("TANDEM_TEST_FAULT: {error}")))?),
+        Err(_) => None,
+    };
+    let config = worker::Config {
+        name,
+        listen: args.listen,
+        tcp_port: Some(args.tcp_port),
+        grpc_port: Some(args.grpc_port),
+        precision: args.model.dtype.into(),
+        device: args.join.device.to_string(),
+        shard,
+        threads: Some(cores.threads),
+        spin: cores.spin,
+        admin: Some(args.join.admin),
+        drain_timeout: args.common.shutdown_timeout.0,
+        fault,
+        ..worker::Config::new(args.join.coordinator, located.dir)
+    };
+    block_on(RUNTIME_THREADS, async {
+        let shutdown = lifetime(&args.common)?;
+        worker::run(config, shutdown).await.map_err(|error| {
+            use worker::Error;
+            let code = match &error {
+                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Join(_) => exit::CONFIG,
+                Error::Bind { .. } => exit::UNAVAILABLE,
+                _ => exit::INTERNAL,
+            };
+            Failure::new(code, error.to_string())
+        })
+    })
+}
+
+/// Compute threads and polling of one worker process.
+struct Cores {
+    threads: usize,
+    spin: Duration,
+}
+
+impl Cores {
+    /// What the flags say; else this machine's cores, as if the worker had it to itself.
+    fn of(args: &ComputeArgs) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let alone = up::attention_share(cores);
+        Self { threads: args.threads.unwrap_or(alone.threads) as usize, spin: Duration::from_micros(args.spin_us.unwrap_or(alone.spin_us)) }
+    }
+}
+
+/// The worker's name: as given, or made of its role and host, so that workers of several hosts differ.
+fn worker_name(join: &JoinArgs, role: &str) -> String {
+    let host = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| "host".into());
+    join.name.clone().unwrap_or_else(|| format!("{role}-{}", host()))
 }
 
 /// A shutdown handle that this process's signals, and its supervisor's end, set off.

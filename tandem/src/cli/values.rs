@@ -47,12 +47,15 @@ pub enum Dtype {
 pub enum Device {
     /// This machine's CPU
     Cpu,
+    /// The slow, obvious formulas, for checking
+    Reference,
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cpu => "cpu",
+            Self::Reference => "reference",
         })
     }
 }
@@ -62,8 +65,21 @@ impl fmt::Display for Device {
 pub enum ExpertDevice {
     /// This machine's CPU
     Cpu,
+    /// The slow, obvious formulas, for checking
+    Reference,
     /// No expert worker at all, with --resident-layers all
     None,
+}
+
+impl ExpertDevice {
+    /// The device; nothing for none.
+    pub fn device(self) -> Option<Device> {
+        match self {
+            Self::Cpu => Some(Device::Cpu),
+            Self::Reference => Some(Device::Reference),
+            Self::None => None,
+        }
+    }
 }
 
 /// How the routed experts are cut over the expert workers.
@@ -83,6 +99,15 @@ impl From<Split> for tandem_model::Split {
             Split::Layers => Self::Layers,
             Split::Experts => Self::Experts,
             Split::Ffn => Self::Ffn,
+        }
+    }
+}
+
+impl From<Dtype> for tandem_kernels::Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F32 => Self::F32,
         }
     }
 }

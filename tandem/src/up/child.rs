@@ -87,8 +87,9 @@ impl Child {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for (name, _) in std::env::vars_os() {
             // The supervisor's own settings go down as flags; read again by a child they would be other layers' values.
-            if name.to_string_lossy().starts_with("TANDEM_") {
-                command.env_remove(name);
+            let text = name.to_string_lossy();
+            if text.starts_with("TANDEM_") && !text.starts_with("TANDEM_TEST_") {
+                command.env_remove(&name);
             }
         }
         let mut process = command.spawn()?;

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use tandem_runtime::config::Setting;
 
 use super::{child::Spec, cores::Share};
-use crate::cli::Cli;
+use crate::cli::{Cli, values::Device};
 
 /// Settings that `up` does not hand down: it computed them itself, or they are about `up`.
 const OWN: [&str; 7] = ["config", "model", "cache-dir", "served-model-name", "threads", "spin-us", "max-seq-len"];
@@ -37,17 +37,17 @@ impl Recipe<'_> {
     }
 
     /// The attention worker of the coordinator at `control`.
-    pub fn attn(&self, control: &str, share: Share) -> Spec {
+    pub fn attn(&self, control: &str, device: Device, share: Share) -> Spec {
         let mut args = self.common("attn");
         push(&mut args, "max-seq-len", self.max_seq_len);
-        join(&mut args, control, "attn", share);
+        join(&mut args, control, "attn", device, share);
         Spec { name: "attn".into(), process: "tandem-attn", args }
     }
 
     /// The expert worker called `name`.
-    pub fn experts(&self, control: &str, name: &str, share: Share) -> Spec {
+    pub fn experts(&self, control: &str, name: &str, device: Device, share: Share) -> Spec {
         let mut args = self.common("experts");
-        join(&mut args, control, name, share);
+        join(&mut args, control, name, device, share);
         Spec { name: name.into(), process: "tandem-experts", args }
     }
 
@@ -69,9 +69,10 @@ impl Recipe<'_> {
     }
 }
 
-fn join(args: &mut Vec<OsString>, control: &str, name: &str, share: Share) {
+fn join(args: &mut Vec<OsString>, control: &str, name: &str, device: Device, share: Share) {
     push(args, "coordinator", control);
     push(args, "name", name);
+    push(args, "device", device);
     push(args, "threads", share.threads);
     push(args, "spin-us", share.spin_us);
 }
@@ -131,10 +132,11 @@ mod tests {
             assert_eq!((serve.http.port, serve.expert_workers, serve.http.max_logprobs), (0, 2, -1));
             assert_eq!((serve.model.dtype, serve.split.split), (values::Dtype::F32, values::Split::Ffn));
             assert!(serve.common.supervised);
-            let Command::Attn(attn) = parse(&recipe.attn("http://127.0.0.1:9", share)) else { panic!("attn") };
+            let Command::Attn(attn) = parse(&recipe.attn("http://127.0.0.1:9", Device::Reference, share)) else { panic!("attn") };
             assert_eq!((attn.limits.kv_tokens, attn.limits.link, attn.compute.threads), (77, values::Link::Grpc, Some(3)));
+            assert_eq!(attn.join.device, Device::Reference);
             assert_eq!((attn.join.coordinator.as_str(), attn.limits.max_seq_len), ("http://127.0.0.1:9", Some(100)));
-            let mut spec = recipe.experts("http://127.0.0.1:9", "experts-1", share);
+            let mut spec = recipe.experts("http://127.0.0.1:9", "experts-1", Device::Cpu, share);
             set(&mut spec, "admin", "127.0.0.1:5");
             set(&mut spec, "admin", "127.0.0.1:6");
             let Command::Experts(experts) = parse(&spec) else { panic!("experts") };

@@ -1,6 +1,6 @@
 //! Shares a machine's cores out among the processes of one `tandem up`.
 
-use super::super::cli::values::Split;
+use crate::cli::values::Split;
 
 /// What a worker process gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,5 +10,6 @@ mod plan;
 mod restart;
 mod supervisor;
 
+pub use cores::attention as attention_share;
 pub use plan::{available_memory, gib};
 pub use supervisor::run;

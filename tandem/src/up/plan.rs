@@ -4,6 +4,8 @@ use std::fmt;
 
 use tandem_model::{Checkpoint, Geometry, ShardPlan};
 
+use crate::cli::values::Device;
+
 /// What one process will hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -53,7 +55,7 @@ pub struct Limits {
 
 impl Plan {
     /// Adds up what `shards` and `limits` mean for `checkpoint`. `devices` are the expert workers' names and devices.
-    pub fn new(checkpoint: &Checkpoint, shards: &ShardPlan, limits: Limits, attn_device: &str, devices: &[(String, String)]) -> Self {
+    pub fn new(checkpoint: &Checkpoint, shards: &ShardPlan, limits: Limits, attn_device: Device, devices: &[(String, Device)]) -> Self {
         let geometry = checkpoint.geometry();
         let sum = |ids: &[u32]| {
             ids.iter().filter_map(|id| shards.shards.get(*id as usize)).map(|shard| checkpoint.shard_bytes(shard)).sum::<u64>()
@@ -67,14 +69,14 @@ impl Plan {
         };
         let mut places = vec![Place {
             name: "attn".into(),
-            device: attn_device.into(),
+            device: attn_device.to_string(),
             weights: checkpoint.trunk_bytes() + sum(&shards.local),
             holds: resident,
         }];
         for ((name, device), ids) in devices.iter().zip(&shards.workers) {
             places.push(Place {
                 name: name.clone(),
-                device: device.clone(),
+                device: device.to_string(),
                 weights: sum(ids),
                 holds: format!("routed experts {}", describe(ids)),
             });
@@ -174,6 +176,28 @@ pub fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The demo model, whose README says 8.5 M parameters and 17.0 MB.
+    #[cfg(feature = "demo")]
+    #[test]
+    fn the_parts_of_the_demo_add_up() {
+        let cache = std::env::temp_dir().join(format!("tandem-plan-{}", std::process::id()));
+        let dir = tandem_model::demo::unpack(&cache).expect("writable");
+        let checkpoint = Checkpoint::open(&dir).expect("sound");
+        let resident = "3-4:0-7".parse().expect("ranges");
+        let shards = ShardPlan::new(checkpoint.geometry(), tandem_model::Split::Ffn, 2, &resident).expect("possible");
+        let limits = Limits { kv_tokens: 1000, max_batch: 2, max_seq_len: 1000, cache_elem: 2 };
+        let experts = [("experts-0".to_owned(), Device::Cpu), ("experts-1".to_owned(), Device::Cpu)];
+        let plan = Plan::new(&checkpoint, &shards, limits, Device::Cpu, &experts);
+        assert_eq!(plan.places.iter().map(|place| place.weights).sum::<u64>(), checkpoint.total_bytes());
+        // Two MLA layers: a latent of 64 and a 32-wide key for each 4 tokens, in bf16.
+        assert_eq!(plan.kv_bytes, 1000 * 2 * (64 + 8) * 2);
+        // Six KDA layers: 4 heads of 32 x 32, and 3 x 3 taps of 128; two tails of 3 keys and gates of 32.
+        assert_eq!(plan.state_bytes, 2 * 4 * (6 * (4 * 32 * 32 + 9 * 128) + 2 * 2 * 3 * 32));
+        let text = plan.to_string();
+        assert!(text.contains("resident experts layers=3-4,experts=0-7") && text.contains("GiB"), "{text}");
+        std::fs::remove_dir_all(cache).expect("clean up");
+    }
 
     #[test]
     fn gib_has_useful_digits() {

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     cli::{
         UpArgs,
-        values::{Dtype, ExpertDevice, LogFormat},
+        values::{Device, Dtype, ExpertDevice, LogFormat},
     },
     failure::Failure,
     model,
@@ -83,8 +83,8 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
 struct Prepared {
     model: model::Located,
     plan: Plan,
-    /// Names of the expert workers.
-    experts: Vec<String>,
+    /// Names and devices of the expert workers.
+    experts: Vec<(String, Device)>,
     attn_share: Share,
     experts_share: Share,
 }
@@ -99,19 +99,19 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     let model = model::locate(&args.model, args.http.served_model_name.as_deref())?;
     let checkpoint = Checkpoint::open(&model.dir).map_err(|error| Failure::config(error.to_string()))?;
     let resident = args.split.resident()?;
-    let devices = match args.experts.as_slice() {
+    let devices: Vec<Device> = match args.experts.as_slice() {
         [] if matches!(resident, tandem_model::Resident::All) => Vec::new(),
-        [] => vec!["cpu"],
-        [ExpertDevice::None] => Vec::new(),
-        some if some.contains(&ExpertDevice::None) => {
+        [] => vec![Device::Cpu],
+        [_, _, ..] if args.experts.contains(&ExpertDevice::None) => {
             return Err(Failure::usage("--experts: none stands alone; give devices or none, not both"));
         }
-        some => vec!["cpu"; some.len()],
+        some => some.iter().filter_map(|device| device.device()).collect(),
     };
     let split = args.split.split.into();
     let shards = ShardPlan::with_block(checkpoint.geometry(), split, devices.len(), &resident, checkpoint.ffn_block())
         .map_err(|error| Failure::config(error.to_string()))?;
-    let experts: Vec<String> = (0..devices.len()).map(|index| format!("experts-{index}")).collect();
+    let experts: Vec<(String, Device)> =
+        devices.into_iter().enumerate().map(|(index, device)| (format!("experts-{index}"), device)).collect();
     let max_seq_len = args.limits.longest(checkpoint.geometry())?;
     let limits = Limits {
         kv_tokens: args.limits.kv_tokens,
@@ -119,8 +119,7 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         max_seq_len,
         cache_elem: if args.model.dtype == Dtype::F32 { 4 } else { 2 },
     };
-    let named: Vec<(String, String)> = experts.iter().cloned().zip(devices.iter().map(ToString::to_string)).collect();
-    let plan = Plan::new(&checkpoint, &shards, limits, &args.attn.to_string(), &named);
+    let plan = Plan::new(&checkpoint, &shards, limits, args.attn, &experts);
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let fixed = |share: Share| Share {
         threads: args.compute.threads.unwrap_or(share.threads),
@@ -181,9 +180,9 @@ impl Instance {
                         && !workers_started
                     {
                         workers_started = true;
-                        self.add(recipe.attn(&control, prepared.attn_share))?;
-                        for name in &prepared.experts {
-                            self.add(recipe.experts(&control, name, prepared.experts_share))?;
+                        self.add(recipe.attn(&control, args.attn, prepared.attn_share))?;
+                        for (name, device) in &prepared.experts {
+                            self.add(recipe.experts(&control, name, *device, prepared.experts_share))?;
                         }
                         self.announce_processes(args);
                     }
