@@ -6,19 +6,24 @@
 //! Neighbours: `storage.rs` maps the files, `inventory.rs` says what is needed, `tensors.rs` hands out typed tensors.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
-use safetensors::tensor::Dtype;
-use tandem_quant::{DType, MatrixSource, SharedBytes};
+use serde_json::Value;
+use tandem_quant::{DType, SharedBytes};
 
 use crate::{
     GenerationConfig, Geometry, ModelError, Shard, fingerprint,
+    gguf::{
+        self,
+        names::{GgufName, classify as classify_gguf},
+    },
     inventory::{self, Need},
     json::read_object,
+    linear::SIDE_SUFFIXES,
     names::{Name, classify},
-    storage::{Entry, Storage},
+    storage::{Entry, Storage, Stored},
 };
 
 /// A validated checkpoint folder. Holds maps of its files; the tensors it hands out keep them alive by themselves.
@@ -31,28 +36,40 @@ pub struct Checkpoint {
     /// Canonical name → place in `storage.entries`.
     trunk: BTreeMap<String, usize>,
     needs: Vec<Need>,
+    fp8_block: [usize; 2],
     fingerprint: String,
     warnings: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Opens a folder and checks that everything that the model needs is there.
+    /// Opens a checkpoint and checks that everything that the model needs is there: a folder as published (config.json beside
+    /// safetensors), a GGUF file (any shard of a set), or a folder that holds one GGUF set.
     ///
     /// # Errors
     /// Names the file, key or tensor that does not fit.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
-        let config_path = dir.join("config.json");
-        if !config_path.exists() {
-            let reason = if dir.is_dir() {
-                "no config.json here: needed a checkpoint folder as published (config.json beside *.safetensors)"
-            } else {
-                "no such folder"
-            };
-            return Err(ModelError::Folder { path: dir.to_owned(), reason: reason.to_owned() });
-        }
-        let config = read_object(&config_path)?;
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let config_path = path.join("config.json");
+        let is_gguf = path.extension().is_some_and(|e| e == "gguf");
+        let (storage, config_path, config) = if config_path.exists() && !is_gguf {
+            let config = read_object(&config_path)?;
+            // The geometry is checked first: its errors say more than a missing tensor.
+            Geometry::from_json(&config_path, &config)?;
+            (Storage::open_safetensors(path)?, config_path, config)
+        } else if is_gguf || Storage::has_gguf(path) {
+            let storage = Storage::open_gguf(path)?;
+            let file = storage.first_file().unwrap_or(path).to_owned();
+            let header = storage.gguf.as_ref().ok_or_else(|| no_checkpoint(path))?;
+            let config = gguf::config::config(&file, header, &storage.gguf_infos())?;
+            (storage, file, config)
+        } else {
+            return Err(no_checkpoint(path));
+        };
         let geometry = Geometry::from_json(&config_path, &config)?;
-        let generation = GenerationConfig::read(dir, &config)?;
+        let dir = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(path).to_owned() };
+        let generation = match &storage.gguf {
+            Some(header) => GenerationConfig::from_gguf(&config_path, header)?,
+            None => GenerationConfig::read(&dir, &config)?,
+        };
         if let Some(id) = generation.eos_token_ids.iter().find(|id| **id as usize >= geometry.vocab) {
             return Err(ModelError::Key {
                 path: dir.join("generation_config.json"),
@@ -61,11 +78,19 @@ impl Checkpoint {
                 got: id.to_string(),
             });
         }
-        let storage = Storage::open(dir)?;
         let (trunk, mut warnings) = sort_out(&storage, geometry.layers)?;
         let needs = inventory::needs(&geometry, |name| trunk.contains_key(name));
-        let mut checkpoint =
-            Self { dir: dir.to_owned(), geometry, generation, storage, trunk, needs, fingerprint: String::new(), warnings: Vec::new() };
+        let mut checkpoint = Self {
+            dir,
+            fp8_block: fp8_block(&config_path, &config)?,
+            geometry,
+            generation,
+            storage,
+            trunk,
+            needs,
+            fingerprint: String::new(),
+            warnings: Vec::new(),
+        };
         checkpoint.check_needs()?;
         warnings.extend(checkpoint.narrowed());
         warnings.extend(checkpoint.unknown());
@@ -74,7 +99,12 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The folder.
+    /// The GGUF header with the model's and the tokenizer's keys, where this is a GGUF checkpoint.
+    pub fn gguf(&self) -> Option<&gguf::Header> {
+        self.storage.gguf.as_ref()
+    }
+
+    /// The folder (of a GGUF file: the one it is in).
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -131,7 +161,17 @@ impl Checkpoint {
     }
 
     fn bytes_where(&self, keep: impl Fn(&Need) -> bool) -> u64 {
-        self.needs.iter().filter(|n| keep(n)).filter_map(|n| self.entry(&n.name)).map(|e| e.bytes() as u64).sum()
+        self.needs.iter().filter(|n| keep(n)).map(|n| self.stored_bytes(n)).sum()
+    }
+
+    /// Bytes on disk of a needed tensor, its scales included.
+    fn stored_bytes(&self, need: &Need) -> u64 {
+        self.layout(&need.name).map_or(0, |layout| layout.entries().map(|e| e.bytes() as u64).sum())
+    }
+
+    /// Elements per scale of native FP8, `[rows, cols]`.
+    pub(crate) fn fp8_block(&self) -> [usize; 2] {
+        self.fp8_block
     }
 
     /// Whether a tensor is stored, by canonical name.
@@ -148,66 +188,41 @@ impl Checkpoint {
         &self.needs
     }
 
-    pub(crate) fn bytes(&self, name: &str) -> Result<(&Entry, SharedBytes), ModelError> {
-        let entry = self.entry(name).ok_or_else(|| self.missing(name, "a tensor of this name"))?;
-        let bytes = self.storage.bytes(entry).ok_or_else(|| self.bad(entry, "bytes inside of the file", "an offset behind its end"))?;
-        Ok((entry, bytes))
-    }
-
-    /// A two-dimensional tensor by canonical name.
-    pub(crate) fn matrix(&self, name: &str) -> Result<MatrixSource, ModelError> {
-        let (entry, bytes) = self.bytes(name)?;
-        match *entry.shape.as_slice() {
-            [rows, cols] => Ok(MatrixSource::new(entry.stored_name.as_str(), self.dtype(entry)?, rows, cols, bytes)?),
-            _ => Err(self.bad(entry, "a matrix", &format!("shape {:?}", entry.shape))),
-        }
-    }
-
-    /// A three-dimensional tensor `[A, B, C]` as a matrix `[A·B, C]`.
-    pub(crate) fn stacked(&self, name: &str) -> Result<MatrixSource, ModelError> {
-        let (entry, bytes) = self.bytes(name)?;
-        match *entry.shape.as_slice() {
-            [a, b, cols] => Ok(MatrixSource::new(entry.stored_name.as_str(), self.dtype(entry)?, a * b, cols, bytes)?),
-            _ => Err(self.bad(entry, "a stack of matrices", &format!("shape {:?}", entry.shape))),
-        }
-    }
-
-    /// A tensor of any shape as f32, row-major.
-    pub(crate) fn vector(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        let (entry, bytes) = self.bytes(name)?;
-        let len = entry.shape.iter().product();
-        Ok(MatrixSource::new(entry.stored_name.as_str(), self.dtype(entry)?, 1, len, bytes)?.to_f32())
-    }
-
-    fn dtype(&self, entry: &Entry) -> Result<DType, ModelError> {
-        readable(entry.dtype).ok_or_else(|| {
-            let needed = "BF16, F16 or F32 (quantised checkpoints are not read yet: use the BF16 release)";
-            self.bad(entry, needed, &format!("{:?}", entry.dtype))
-        })
+    /// The bytes of an entry.
+    pub(crate) fn entry_bytes(&self, entry: &Entry) -> Result<SharedBytes, ModelError> {
+        let got = "a file that ends before them (a header-only stub, or truncated)";
+        self.storage.bytes(entry).ok_or_else(|| self.bad(entry, "its bytes in the file", got))
     }
 
     fn check_needs(&self) -> Result<(), ModelError> {
         for need in &self.needs {
-            let entry = self.entry(&need.name).ok_or_else(|| self.missing(&need.name, &format!("shape {:?}", need.shape)))?;
-            self.dtype(entry)?;
-            if entry.shape != need.shape {
-                let needed = format!("shape {:?} (from config.json)", need.shape);
-                return Err(self.bad(entry, &needed, &format!("{:?}", entry.shape)));
+            let layout = match self.layout(&need.name) {
+                Err(ModelError::Tensor { got, .. }) if got == NOWHERE => {
+                    return Err(self.missing(&need.name, &format!("shape {:?}", need.shape)));
+                }
+                other => other?,
+            };
+            if layout.shape != need.shape {
+                let needed = format!("shape {:?} (from the config)", need.shape);
+                return Err(self.bad(layout.weight, &needed, &format!("{:?}", layout.shape)));
+            }
+            if !need.matrix && layout.dtype.has_side_scales() {
+                return Err(self.bad(layout.weight, "BF16, F16 or F32: this tensor is no matrix", layout.dtype.name()));
             }
         }
         Ok(())
     }
 
-    fn missing(&self, name: &str, needed: &str) -> ModelError {
+    pub(crate) fn missing(&self, name: &str, needed: &str) -> ModelError {
         ModelError::Tensor {
             path: self.dir.clone(),
             tensor: if name.starts_with("lm_head") { name.to_owned() } else { format!("model.language_model.{name}") },
             needed: needed.to_owned(),
-            got: "nothing: no file has it, under this or any other known spelling".to_owned(),
+            got: NOWHERE.to_owned(),
         }
     }
 
-    fn bad(&self, entry: &Entry, needed: &str, got: &str) -> ModelError {
+    pub(crate) fn bad(&self, entry: &Entry, needed: &str, got: &str) -> ModelError {
         ModelError::Tensor {
             path: self.storage.path(entry).to_owned(),
             tensor: entry.stored_name.clone(),
@@ -218,16 +233,21 @@ impl Checkpoint {
 
     /// Tensors that the release keeps in F32 and this checkpoint does not.
     fn narrowed(&self) -> Option<String> {
-        let narrow = self.needs.iter().filter(|n| n.keeps_f32).filter_map(|n| self.entry(&n.name)).filter(|e| e.dtype != Dtype::F32);
-        let names: Vec<String> = narrow.map(|e| format!("{} ({:?})", e.stored_name, e.dtype)).collect();
+        let narrow =
+            self.needs.iter().filter(|n| n.keeps_f32).filter_map(|n| self.entry(&n.name)).filter(|e| e.stored.plain() != Some(DType::F32));
+        let names: Vec<String> = narrow.map(|e| format!("{} ({})", e.stored_name, e.stored)).collect();
         let tail = "the release keeps them in F32, so digits were lost when this checkpoint was made";
         listing(&names).map(|list| format!("{} tensors are stored narrower than F32: {list}; {tail}", names.len()))
     }
 
     /// Tensors that nothing asks for.
     fn unknown(&self) -> Option<String> {
-        let known: std::collections::BTreeSet<&str> = self.needs.iter().map(|n| n.name.as_str()).collect();
-        let left = self.trunk.iter().filter(|(name, _)| !known.contains(name.as_str()));
+        let known: BTreeSet<&str> = self.needs.iter().map(|n| n.name.as_str()).collect();
+        let beside = |name: &str| {
+            let base = SIDE_SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix));
+            base.is_some_and(|base| known.contains(base) || known.contains(format!("{base}.weight").as_str()))
+        };
+        let left = self.trunk.iter().filter(|(name, _)| !known.contains(name.as_str()) && !beside(name));
         let names: Vec<String> = left.map(|(_, i)| self.storage.entries[*i].stored_name.clone()).collect();
         listing(&names).map(|list| format!("{} tensors are unknown and were ignored: {list}", names.len()))
     }
@@ -240,13 +260,35 @@ fn listing(names: &[String]) -> Option<String> {
     (!names.is_empty()).then(|| format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
 }
 
-/// The element types that can be read.
-fn readable(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::Bf16),
-        _ => None,
+/// What [`Checkpoint::missing`] says is there.
+const NOWHERE: &str = "nothing: no file has it, under this or any other known spelling";
+
+fn no_checkpoint(path: &Path) -> ModelError {
+    let reason = if path.is_dir() {
+        "no config.json here: needed a checkpoint folder as published (config.json beside *.safetensors), or a .gguf file"
+    } else if path.exists() {
+        "neither a folder nor a .gguf file: needed a checkpoint folder as published (config.json beside *.safetensors), or a .gguf file"
+    } else {
+        "no such file or folder"
+    };
+    ModelError::Folder { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+/// `quantization_config.weight_block_size`; 128 × 128 where it is not said.
+fn fp8_block(path: &Path, config: &Value) -> Result<[usize; 2], ModelError> {
+    let quantization = ["/quantization_config/weight_block_size", "/text_config/quantization_config/weight_block_size"];
+    let Some(value) = quantization.iter().find_map(|pointer| config.pointer(pointer)).filter(|v| !v.is_null()) else {
+        return Ok([128, 128]);
+    };
+    let sizes: Option<Vec<usize>> = value.as_array().map(|list| list.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).collect());
+    match sizes.as_deref() {
+        Some([rows, cols]) if *rows > 0 && *cols > 0 => Ok([*rows, *cols]),
+        _ => Err(ModelError::Key {
+            path: path.to_owned(),
+            key: "quantization_config.weight_block_size".to_owned(),
+            needed: "two whole numbers of at least 1".to_owned(),
+            got: value.to_string(),
+        }),
     }
 }
 
@@ -255,7 +297,11 @@ fn sort_out(storage: &Storage, layers: usize) -> Result<(BTreeMap<String, usize>
     let mut trunk = BTreeMap::new();
     let (mut mtp, mut vision) = ((0, 0), (0, 0));
     for (i, entry) in storage.entries.iter().enumerate() {
-        let skipped = match classify(&entry.stored_name, layers) {
+        let name = match entry.stored {
+            Stored::Safetensors(_) => classify(&entry.stored_name, layers),
+            Stored::Ggml(_) => from_gguf(&entry.stored_name, layers),
+        };
+        let skipped = match name {
             Name::Trunk(name) => {
                 if let Some(first) = trunk.insert(name, i) {
                     return Err(storage.duplicate(&storage.entries[first], entry));
@@ -273,3 +319,30 @@ fn sort_out(storage: &Storage, layers: usize) -> Result<(BTreeMap<String, usize>
     let warnings = [said("draft (MTP) block", mtp), said("vision tower", vision)].into_iter().flatten().collect();
     Ok((trunk, warnings))
 }
+
+/// A GGUF name in canonical terms; transformed tensors keep names of their own, which `inventory.rs` and `tensors.rs` know.
+fn from_gguf(stored: &str, layers: usize) -> Name {
+    let canonical = |name: GgufName| match name {
+        GgufName::Same(name) | GgufName::Stack(name) => Some(name),
+        GgufName::NegExp(name) => Some(format!("{name}.{NEG_EXP}")),
+        GgufName::KeyUp(name) => Some(format!("{name}.{KEY_UP}")),
+        GgufName::ValueUp(name) => Some(format!("{name}.{VALUE_UP}")),
+        GgufName::Scale(_) | GgufName::Skipped | GgufName::Unknown => None,
+    };
+    match classify_gguf(stored, layers) {
+        GgufName::Skipped => Name::Mtp,
+        GgufName::Unknown => Name::Trunk(stored.to_owned()),
+        GgufName::Scale(base) => {
+            let scaled = canonical(classify_gguf(&format!("{base}.weight"), layers)).unwrap_or(base);
+            Name::Trunk(format!("{}.scale", scaled.strip_suffix(".weight").unwrap_or(&scaled)))
+        }
+        name => Name::Trunk(canonical(name).unwrap_or_else(|| stored.to_owned())),
+    }
+}
+
+/// Suffix of A_log stored as −exp(A_log).
+pub(crate) const NEG_EXP: &str = "neg_exp";
+/// Suffix of the transposed k rows of kv_b_proj.
+pub(crate) const KEY_UP: &str = "k_b";
+/// Suffix of the v rows of kv_b_proj.
+pub(crate) const VALUE_UP: &str = "v_b";

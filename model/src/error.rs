@@ -29,6 +29,14 @@ pub enum ModelError {
         /// The parser's own words.
         source: serde_json::Error,
     },
+    /// A GGUF header is malformed.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::gguf::GgufError,
+    },
     /// A config key is missing, has the wrong type, or describes a model that cannot be.
     #[error("{}: {key}: needed {needed}, got {got}", path.display())]
     Key {

@@ -23,10 +23,12 @@ pub fn of(checkpoint: &Checkpoint) -> Result<String, ModelError> {
     let mut needs: Vec<&Need> = checkpoint.needs().iter().collect();
     needs.sort_by(|a, b| a.name.cmp(&b.name));
     for need in needs {
-        let (entry, bytes) = checkpoint.bytes(&need.name)?;
-        hash.update(format!("{} {:?} {:?}\n", need.name, entry.dtype, entry.shape).as_bytes());
-        for part in samples(need, bytes.len(), checkpoint.geometry().experts) {
-            hash.update(&bytes[part]);
+        for entry in checkpoint.layout(&need.name)?.entries() {
+            let bytes = checkpoint.entry_bytes(entry)?;
+            hash.update(format!("{} {} {:?}\n", need.name, entry.stored, entry.shape).as_bytes());
+            for part in samples(need, bytes.len(), checkpoint.geometry().experts) {
+                hash.update(&bytes[part]);
+            }
         }
     }
     let digest = hash.finalize();

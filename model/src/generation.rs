@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
-    ModelError,
+    ModelError, gguf,
     json::{Section, read_object},
 };
 
@@ -41,6 +41,28 @@ impl GenerationConfig {
         let path = dir.join("generation_config.json");
         let generation = if path.exists() { read_object(&path)? } else { Value::Object(serde_json::Map::new()) };
         Self::from_json(&path, &generation, &dir.join("config.json"), config)
+    }
+
+    /// Sampling hints and end tokens of a GGUF header: `general.sampling.*`, and the set {eos, eot, eom} of `tokenizer.ggml.*`.
+    ///
+    /// # Errors
+    /// Names the key that has an impossible value.
+    pub fn from_gguf(path: &Path, header: &gguf::Header) -> Result<Self, ModelError> {
+        let int = |key: &str| header.get(key).and_then(gguf::Value::as_u64);
+        let ends = ["eos", "eot", "eom"].iter().filter_map(|end| int(&format!("tokenizer.ggml.{end}_token_id")));
+        let mut generation = json!({ "eos_token_id": ends.collect::<Vec<_>>() });
+        if let Some(pad) = int("tokenizer.ggml.padding_token_id") {
+            generation["pad_token_id"] = pad.into();
+        }
+        for (hint, key) in [("temp", "temperature"), ("top_p", "top_p"), ("min_p", "min_p")] {
+            if let Some(value) = header.get(&format!("general.sampling.{hint}")).and_then(gguf::Value::as_f64) {
+                generation[key] = value.into();
+            }
+        }
+        if let Some(top_k) = int("general.sampling.top_k") {
+            generation["top_k"] = top_k.into();
+        }
+        Self::from_json(path, &generation, path, &json!({}))
     }
 
     /// As [`GenerationConfig::read`], from parsed files; the paths are for messages.

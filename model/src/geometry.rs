@@ -53,7 +53,8 @@ pub struct LayerSpec {
     pub ffn: Ffn,
 }
 
-/// All sizes and constants of a checkpoint. Sizes of parts that no layer has (no MLA layer, no MoE layer …) are 0.
+/// All sizes and constants of a checkpoint. Sizes of parts that no layer has (no MLA layer, no MoE layer …) are 0, but for
+/// [`Geometry::kpool`], which is 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Geometry {
     /// hidden_size D.
@@ -186,7 +187,8 @@ impl Geometry {
             index_heads: sized(has_mla, "index_n_heads")?,
             index_dim: sized(has_mla, "index_head_dim")?,
             index_topk: sized(has_mla, "index_topk")?,
-            kpool: sized(has_mla, "index_kpool")?,
+            // 1, not 0, without MLA layers: page sizes are multiples of it.
+            kpool: if has_mla { c.int("index_kpool", 1)? } else { 1 },
             always_tail: c.opt_bool("index_kpool_always_select_tail")?.unwrap_or(true),
             rms_eps: c.positive("rms_norm_eps")?,
             hc_eps: c.positive("hc_eps")?,

@@ -6,9 +6,10 @@
 //! | [`geometry`] | `config.json` → [`Geometry`]: every size, none assumed |
 //! | [`generation`] | `generation_config.json` → [`GenerationConfig`]: sampling defaults and the set of EOS ids |
 //! | [`gguf`] | the GGUF container |
-//! | [`storage`] | safetensors files through `mmap`: one file, or an index and shards |
+//! | [`storage`] | safetensors and GGUF files through `mmap`: one file, or sets of shards |
 //! | [`names`] | the spellings of a tensor name in the wild → one canonical name |
 //! | [`inventory`] | which tensors a geometry needs, with their shapes |
+//! | `linear` | how a matrix is stored: floats, FP8, NVFP4, MXFP4, ggml types |
 //! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
 //! | [`tensors`] | typed access for workers: a layer's tensors, an expert's matrices |
 //! | [`fingerprint`] | the identity that two processes compare before they exchange activations |
@@ -31,6 +32,7 @@ pub mod geometry;
 pub mod gguf;
 pub mod inventory;
 pub mod json;
+mod linear;
 pub mod names;
 pub mod plan;
 pub mod resident;

@@ -7,7 +7,10 @@
 
 use tandem_quant::MatrixSource;
 
-use crate::{Checkpoint, Ffn, Geometry, Indexer, Mixer, ModelError};
+use crate::{
+    Checkpoint, Ffn, Geometry, Indexer, Mixer, ModelError,
+    checkpoint::{KEY_UP, NEG_EXP, VALUE_UP},
+};
 
 /// All tensors of one layer but its routed experts.
 #[derive(Clone, Debug)]
@@ -224,18 +227,19 @@ impl Checkpoint {
             Some(_) => {}
         }
         let pre = format!("layers.{layer}.mlp.experts.");
-        if !self.has(&format!("{pre}gate_up_proj")) {
-            return self.mlp(&format!("{pre}{expert}."));
+        let member = |name: &str| self.stack_member(&format!("{pre}{name}"), expert);
+        if self.has(&format!("{pre}gate_up_proj")) {
+            let (inter, gate_up) = (g.moe_intermediate, member("gate_up_proj")?);
+            return Ok(DenseTensors {
+                gate: gate_up.row_window(0..inter)?,
+                up: gate_up.row_window(inter..2 * inter)?,
+                down: member("down_proj")?,
+            });
         }
-        let (d, inter) = (g.hidden, g.moe_intermediate);
-        let gate_up = self.stacked(&format!("{pre}gate_up_proj"))?;
-        let down = self.stacked(&format!("{pre}down_proj"))?;
-        let first = expert * 2 * inter;
-        Ok(DenseTensors {
-            gate: gate_up.row_window(first..first + inter)?,
-            up: gate_up.row_window(first + inter..first + 2 * inter)?,
-            down: down.row_window(expert * d..(expert + 1) * d)?,
-        })
+        if self.has(&format!("{pre}gate_proj")) {
+            return Ok(DenseTensors { gate: member("gate_proj")?, up: member("up_proj")?, down: member("down_proj")? });
+        }
+        self.mlp(&format!("{pre}{expert}."))
     }
 
     fn hc(&self, pre: &str) -> Result<HcTensors, ModelError> {
@@ -265,7 +269,7 @@ impl Checkpoint {
             b: m("b_proj")?,
             o: m("o_proj")?,
             conv,
-            a_log: v("A_log")?,
+            a_log: self.a_log(pre)?,
             dt_bias: v("dt_bias")?,
             o_norm: v("o_norm.weight")?,
         })
@@ -278,7 +282,7 @@ impl Checkpoint {
             q_a: m("q_a_proj.weight")?,
             q_b: m("q_b_proj.weight")?,
             kv_a: m("kv_a_proj_with_mqa.weight")?,
-            kv_b: m("kv_b_proj.weight")?,
+            kv_b: self.kv_b(pre)?,
             o: m("o_proj.weight")?,
             q_a_norm: v("q_a_layernorm.weight")?,
             kv_a_norm: v("kv_a_layernorm.weight")?,
@@ -295,6 +299,35 @@ impl Checkpoint {
                 }),
             },
         })
+    }
+
+    /// A_log, or what a GGUF writer made of it.
+    fn a_log(&self, pre: &str) -> Result<Vec<f32>, ModelError> {
+        let stored = format!("{pre}A_log.{NEG_EXP}");
+        let Some(entry) = self.entry(&stored) else { return self.vector(&format!("{pre}A_log")) };
+        let values = self.vector(&stored)?;
+        match values.iter().find(|v| v.is_nan() || **v >= 0.0) {
+            Some(odd) => Err(self.bad(entry, "values below 0 (−exp of A_log)", &odd.to_string())),
+            None => Ok(values.into_iter().map(|v| (-v).ln()).collect()),
+        }
+    }
+
+    /// kv_b_proj `[H·(qk+v), latent]`, put together where it is stored in halves (k rows transposed per head). The halves are joined as
+    /// f32: a transposed block type has no rows to share.
+    fn kv_b(&self, pre: &str) -> Result<MatrixSource, ModelError> {
+        let name = format!("{pre}kv_b_proj.weight");
+        let key_up = format!("{name}.{KEY_UP}");
+        if !self.has(&key_up) {
+            return self.matrix(&name);
+        }
+        let g = self.geometry();
+        let mut joined = Vec::with_capacity(g.attn_heads * (g.qk_dim + g.v_dim) * g.kv_lora);
+        for head in 0..g.attn_heads {
+            let k = self.stack_member(&key_up, head)?.to_f32();
+            joined.extend((0..g.qk_dim).flat_map(|q| k[q..].iter().step_by(g.qk_dim).copied()));
+            joined.extend(self.stack_member(&format!("{name}.{VALUE_UP}"), head)?.to_f32());
+        }
+        Ok(MatrixSource::from_f32(name, g.attn_heads * (g.qk_dim + g.v_dim), g.kv_lora, &joined)?)
     }
 
     fn mlp(&self, pre: &str) -> Result<DenseTensors, ModelError> {

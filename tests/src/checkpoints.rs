@@ -31,11 +31,8 @@ fn written(preset: Preset, name: &str) -> PathBuf {
     }
     fs::create_dir_all(&root).unwrap();
     let aside = tempfile::Builder::new().prefix(name).tempdir_in(&root).unwrap();
-    synthetic::write(preset, aside.path()).unwrap();
-    for entry in fs::read_dir(fixtures().join(name)).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), aside.path().join(entry.file_name())).unwrap();
-    }
+    let tokenizer_files: Vec<PathBuf> = fs::read_dir(fixtures().join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    synthetic::write(preset, aside.path(), &tokenizer_files).unwrap();
     fs::write(aside.path().join("complete"), "").unwrap();
     if fs::rename(aside.path(), &dir).is_err() {
         assert!(dir.join("complete").exists(), "{} is incomplete: remove it", dir.display());

@@ -46,7 +46,7 @@ pub(super) fn write(config: &TextConfig, options: &Options, dir: &Path) -> Resul
     let recipes = recipes(config, options.seed, options.vision);
     let files = into_files(&recipes, options);
     let names: Vec<String> = match files.len() {
-        1 => vec![storage::SINGLE.to_owned()],
+        1 => vec![storage::safetensors::SINGLE.to_owned()],
         n => (1..=n).map(|i| format!("model-{i:05}-of-{n:05}.safetensors")).collect(),
     };
     let (mut weight_map, mut total) = (BTreeMap::new(), 0);
@@ -60,7 +60,7 @@ pub(super) fn write(config: &TextConfig, options: &Options, dir: &Path) -> Resul
     }
     let mut jsons = vec![("config.json", config.to_json(options.flat_config))];
     if names.len() > 1 {
-        jsons.push((storage::INDEX, json!({ "metadata": { "total_size": total }, "weight_map": weight_map })));
+        jsons.push((storage::safetensors::INDEX, json!({ "metadata": { "total_size": total }, "weight_map": weight_map })));
     }
     let pad = config.eos.first();
     jsons.push(("generation_config.json", json!({ "eos_token_id": config.eos, "pad_token_id": pad, "do_sample": false })));

@@ -1,24 +1,13 @@
-//! Safetensors files through `mmap`: one file, or an index and its shards.
-//!
-//! Nothing is copied: a tensor is a range of a mapped file, kept alive by [`SharedBytes`]. The only unsafe block of this crate is the
-//! map itself.
-//!
-//! Neighbours: `checkpoint.rs` gives the stored names their meaning.
+//! Safetensors: one file, or an index and its shards.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::Path,
 };
 
-use safetensors::{
-    SafeTensors,
-    tensor::{Dtype, SafeTensorError},
-};
-use tandem_quant::SharedBytes;
+use ::safetensors::{SafeTensors, tensor::SafeTensorError};
 
+use super::{Entry, Storage, Stored, files_in, map};
 use crate::{
     ModelError,
     json::{Section, describe, read_object},
@@ -29,48 +18,19 @@ pub const INDEX: &str = "model.safetensors.index.json";
 /// Name of an unsharded checkpoint's only file.
 pub const SINGLE: &str = "model.safetensors";
 
-/// Where a stored tensor lies.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    /// Its name in the file.
-    pub stored_name: String,
-    /// Number of the file.
-    pub file: usize,
-    /// Element type as the file has it.
-    pub dtype: Dtype,
-    /// Shape.
-    pub shape: Vec<usize>,
-    range: Range<usize>,
-}
-
-impl Entry {
-    /// Bytes on disk.
-    pub fn bytes(&self) -> usize {
-        self.range.len()
-    }
-}
-
-/// The mapped files of a checkpoint and the tensors in them.
-#[derive(Debug)]
-pub struct Storage {
-    files: Vec<(PathBuf, SharedBytes)>,
-    /// All tensors, in the order of their stored names.
-    pub entries: Vec<Entry>,
-}
-
 impl Storage {
     /// Maps the files of a folder and reads their headers.
     ///
     /// # Errors
     /// No weights there; an index without its files, or files without their index; a truncated or malformed file; a tensor that is in
     /// two files, or not where the index says.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub fn open_safetensors(dir: &Path) -> Result<Self, ModelError> {
         let index = dir.join(INDEX);
         if index.exists() { Self::open_index(dir, &index) } else { Self::open_single(dir) }
     }
 
     fn open_single(dir: &Path) -> Result<Self, ModelError> {
-        let found = safetensors_in(dir)?;
+        let found = files_in(dir, "safetensors")?;
         let name = match found.as_slice() {
             _ if found.iter().any(|f| f == SINGLE) => SINGLE,
             [] => {
@@ -83,7 +43,7 @@ impl Storage {
                 return Err(ModelError::Folder { path: dir.to_owned(), reason });
             }
         };
-        let mut storage = Self { files: Vec::new(), entries: Vec::new() };
+        let mut storage = Self::empty();
         storage.add(&dir.join(name))?;
         storage.sort()
     }
@@ -103,7 +63,7 @@ impl Storage {
             }
             wanted.entry(name).or_default().insert(tensor);
         }
-        let mut storage = Self { files: Vec::new(), entries: Vec::new() };
+        let mut storage = Self::empty();
         for (name, tensors) in &wanted {
             let path = dir.join(name);
             if !path.exists() {
@@ -138,7 +98,7 @@ impl Storage {
             self.entries.push(Entry {
                 stored_name: name,
                 file: self.files.len(),
-                dtype: info.dtype,
+                stored: Stored::Safetensors(info.dtype),
                 shape: info.shape.clone(),
                 range: start + from..start + to,
             });
@@ -146,62 +106,11 @@ impl Storage {
         self.files.push((path.to_owned(), bytes));
         Ok(())
     }
-
-    fn sort(mut self) -> Result<Self, ModelError> {
-        self.entries.sort_by(|a, b| a.stored_name.cmp(&b.stored_name));
-        match self.entries.windows(2).find(|w| w[0].stored_name == w[1].stored_name) {
-            Some(twice) => Err(self.duplicate(&twice[0], &twice[1])),
-            None => Ok(self),
-        }
-    }
-
-    /// The error for two stored tensors that mean the same one.
-    pub fn duplicate(&self, a: &Entry, b: &Entry) -> ModelError {
-        ModelError::Tensor {
-            path: self.path(b).to_owned(),
-            tensor: b.stored_name.clone(),
-            needed: "each tensor once".to_owned(),
-            got: format!("a second one: {} in {}", a.stored_name, self.path(a).display()),
-        }
-    }
-
-    /// The file that an entry is in.
-    pub fn path(&self, entry: &Entry) -> &Path {
-        &self.files[entry.file].0
-    }
-
-    /// The bytes of an entry; `None` is impossible for entries of this storage.
-    pub fn bytes(&self, entry: &Entry) -> Option<SharedBytes> {
-        self.files[entry.file].1.slice(entry.range.clone())
-    }
-}
-
-fn safetensors_in(dir: &Path) -> Result<Vec<String>, ModelError> {
-    let io = |source| ModelError::Io { path: dir.to_owned(), source };
-    let mut names = Vec::new();
-    for entry in fs::read_dir(dir).map_err(io)? {
-        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".safetensors") {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
 }
 
 /// `model-00001-of-00003.safetensors`.
 fn looks_like_a_shard(name: &str) -> bool {
     name.contains("-of-")
-}
-
-fn map(path: &Path) -> Result<SharedBytes, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the map is read-only and private to this process's view; we hand out `&[u8]` of it alone. As with every mapped file, the
-    // bytes are undefined if another process writes to it meanwhile, and a shrunk file raises SIGBUS: checkpoints are never changed in
-    // place (our own writers write to a temporary folder and rename it).
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-    Ok(SharedBytes::new(Arc::new(map)))
 }
 
 fn malformed(path: &Path, bytes: &[u8], error: &SafeTensorError) -> ModelError {

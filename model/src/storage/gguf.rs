@@ -1,0 +1,160 @@
+//! GGUF: one file, or a numbered set of shards found from any of them (checkpoints.md §4.5).
+
+use std::path::{Path, PathBuf};
+
+use super::{Entry, Storage, Stored, files_in, map};
+use crate::{
+    ModelError,
+    gguf::{Header, TensorInfo, Value},
+};
+
+/// Names of types that exist and are not read, for messages.
+pub fn unread_name(id: u32) -> &'static str {
+    match id {
+        4 | 5 | 31..=33 | 36..=38 => " (removed from ggml)",
+        34 => " (TQ1_0)",
+        35 => " (TQ2_0)",
+        41 => " (Q1_0)",
+        100..=107 => " (ROCmFP)",
+        133..=399 => " (an ik_llama.cpp type)",
+        _ => "",
+    }
+}
+
+/// A shard's place in its set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Split {
+    no: u64,
+    count: u64,
+    tensors: Option<u64>,
+}
+
+impl Storage {
+    /// Maps a GGUF file, all shards of its set, or the only set in a folder, and reads the headers.
+    ///
+    /// # Errors
+    /// Not a GGUF file; a sibling that is missing, twice there or of another set; a tensor that is in two shards or runs past its
+    /// file's end; a total that does not add up.
+    pub fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let mut storage = Self::empty();
+        let paths = set_of(path)?;
+        let count = paths.len() as u64;
+        let mut total = 0;
+        let mut announced = None;
+        for (i, path) in paths.iter().enumerate() {
+            let bytes = map(path)?;
+            let header = Header::parse(&bytes).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
+            header.check_extents(bytes.len() as u64).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
+            let split = split_of(path, &header)?;
+            if (split.no, split.count) != (i as u64, count) {
+                return Err(ModelError::File {
+                    path: path.clone(),
+                    needed: format!("shard {} of {count}, as its name says", i + 1),
+                    got: format!("split.no {} of split.count {} inside (renamed or swapped?)", split.no, split.count),
+                });
+            }
+            total += header.tensors.len() as u64;
+            announced = announced.or(split.tensors);
+            for info in &header.tensors {
+                storage.entries.push(entry(storage.files.len(), header.data_start, info));
+            }
+            storage.files.push((path.clone(), bytes));
+            if i == 0 {
+                storage.gguf = Some(Header { tensors: Vec::new(), ..header });
+            }
+        }
+        if let Some(wanted) = announced
+            && wanted != total
+            && count > 1
+        {
+            let (needed, got) = (format!("{wanted} tensors in all shards (split.tensors.count)"), total.to_string());
+            return Err(ModelError::File { path: paths[0].clone(), needed, got });
+        }
+        storage.sort()
+    }
+
+    /// Tensor infos of all shards, for reading the model's keys.
+    pub(crate) fn gguf_infos(&self) -> Vec<TensorInfo> {
+        let info = |e: &Entry| {
+            let Stored::Ggml(ggml_type) = e.stored else { return None };
+            Some(TensorInfo { name: e.stored_name.clone(), shape: e.shape.clone(), ggml_type, offset: 0 })
+        };
+        self.entries.iter().filter_map(info).collect()
+    }
+}
+
+fn entry(file: usize, data_start: u64, info: &TensorInfo) -> Entry {
+    // Checked by `check_extents`: the end lies inside of the file; types that are not read have no known size.
+    let start = usize::try_from(data_start + info.offset).unwrap_or(usize::MAX);
+    let bytes = info.bytes().and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
+    // Some writers pad vectors and convolutions with leading dimensions of one.
+    let ones = info.shape.iter().take_while(|n| **n == 1).count().min(info.shape.len() - 1);
+    let keep = if info.name.ends_with(".ssm_a") || info.shape.len() == 4 { ones } else { 0 };
+    Entry {
+        stored_name: info.name.clone(),
+        file,
+        stored: Stored::Ggml(info.ggml_type),
+        shape: info.shape[keep..].to_vec(),
+        range: start..start.saturating_add(bytes),
+    }
+}
+
+/// `prefix`, number and count of `prefix-00001-of-00003.gguf`.
+fn numbered(name: &str) -> Option<(&str, u64, u64)> {
+    let stem = name.strip_suffix(".gguf")?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (prefix, no) = rest.rsplit_once('-')?;
+    let five = |s: &str| (s.len() == 5).then(|| s.parse::<u64>().ok()).flatten();
+    Some((prefix, five(no)?, five(count)?))
+}
+
+/// The files of the set that `path` belongs to, in order.
+fn set_of(path: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    if path.is_dir() {
+        let names = files_in(path, "gguf")?;
+        let first = match names.as_slice() {
+            [] => return Err(ModelError::Folder { path: path.to_owned(), reason: "no .gguf file here".to_owned() }),
+            [one] => one,
+            many => {
+                let set = numbered(&many[0]).map(|(prefix, _, count)| (prefix, count));
+                let other = many.iter().find(|n| numbered(n).map(|(prefix, _, count)| (prefix, count)) != set);
+                if set.is_none() || other.is_some() {
+                    let reason = format!("{} .gguf files that are no one set ({}, {}): name the one to load", many.len(), many[0], many[1]);
+                    return Err(ModelError::Folder { path: path.to_owned(), reason });
+                }
+                &many[0]
+            }
+        };
+        return set_of(&path.join(first));
+    }
+    if !path.exists() {
+        return Err(ModelError::Folder { path: path.to_owned(), reason: "no such file".to_owned() });
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some((prefix, _, count)) = numbered(&name) else { return Ok(vec![path.to_owned()]) };
+    let siblings = (1..=count).map(|i| path.with_file_name(format!("{prefix}-{i:05}-of-{count:05}.gguf")));
+    let siblings: Vec<PathBuf> = siblings.collect();
+    match siblings.iter().find(|s| !s.exists()) {
+        Some(missing) => Err(ModelError::File {
+            path: missing.clone(),
+            needed: format!("this shard: {name} is one of {count}"),
+            got: "no such file (download it again)".to_owned(),
+        }),
+        None => Ok(siblings),
+    }
+}
+
+fn split_of(path: &Path, header: &Header) -> Result<Split, ModelError> {
+    let number = |key: &str| header.get(key).and_then(Value::as_u64);
+    let count = number("split.count").unwrap_or(1).max(1);
+    let no = number("split.no").unwrap_or(0);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if count > 1 && numbered(&name).is_none() {
+        return Err(ModelError::File {
+            path: path.to_owned(),
+            needed: format!("the name of a shard, PREFIX-{:05}-of-{count:05}.gguf, beside its siblings", no + 1),
+            got: format!("one of {count} shards under another name (renamed, or several joined with cat?)"),
+        });
+    }
+    Ok(Split { no, count, tensors: number("split.tensors.count") })
+}

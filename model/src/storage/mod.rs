@@ -1,0 +1,160 @@
+//! The files of a checkpoint through `mmap`, and the tensors in them.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`safetensors`] | one file, or an index and its shards |
+//! | [`gguf`] | one file, or a numbered set of shards |
+//!
+//! Nothing is copied: a tensor is a range of a mapped file, kept alive by [`SharedBytes`]. The only unsafe block of this crate is the
+//! map itself.
+//!
+//! Neighbours: `checkpoint.rs` gives the stored names their meaning.
+
+pub mod gguf;
+pub mod safetensors;
+
+use std::{
+    fmt,
+    fs::File,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ::safetensors::tensor::Dtype;
+use tandem_quant::{DType, SharedBytes};
+
+use crate::ModelError;
+
+/// The element type of a stored tensor, in its file's own terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// A safetensors type.
+    Safetensors(Dtype),
+    /// A ggml type id.
+    Ggml(u32),
+}
+
+impl Stored {
+    /// The type, where its elements need nothing beside them to be read.
+    pub fn plain(self) -> Option<DType> {
+        match self {
+            Self::Safetensors(Dtype::F32) => Some(DType::F32),
+            Self::Safetensors(Dtype::F16) => Some(DType::F16),
+            Self::Safetensors(Dtype::BF16) => Some(DType::Bf16),
+            Self::Safetensors(_) => None,
+            Self::Ggml(id) => DType::from_ggml(id),
+        }
+    }
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Safetensors(dtype) => write!(f, "{dtype:?}"),
+            Self::Ggml(id) => match DType::from_ggml(*id) {
+                Some(dtype) => write!(f, "{dtype}"),
+                None => write!(f, "ggml type {id}{}", gguf::unread_name(*id)),
+            },
+        }
+    }
+}
+
+/// Where a stored tensor lies.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name in the file.
+    pub stored_name: String,
+    /// Number of the file.
+    pub file: usize,
+    /// Element type as the file has it.
+    pub stored: Stored,
+    /// Shape, row-major.
+    pub shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+impl Entry {
+    /// Bytes on disk.
+    pub fn bytes(&self) -> usize {
+        self.range.len()
+    }
+}
+
+/// The mapped files of a checkpoint and the tensors in them.
+#[derive(Debug)]
+pub struct Storage {
+    files: Vec<(PathBuf, SharedBytes)>,
+    /// All tensors, in the order of their stored names.
+    pub entries: Vec<Entry>,
+    /// The header with the model's keys, where the files are GGUF.
+    pub gguf: Option<crate::gguf::Header>,
+}
+
+impl Storage {
+    fn empty() -> Self {
+        Self { files: Vec::new(), entries: Vec::new(), gguf: None }
+    }
+
+    /// Whether a folder holds GGUF files.
+    pub fn has_gguf(dir: &Path) -> bool {
+        files_in(dir, "gguf").is_ok_and(|names| !names.is_empty())
+    }
+
+    /// The file that came first.
+    pub fn first_file(&self) -> Option<&Path> {
+        self.files.first().map(|(path, _)| path.as_path())
+    }
+
+    fn sort(mut self) -> Result<Self, ModelError> {
+        self.entries.sort_by(|a, b| a.stored_name.cmp(&b.stored_name));
+        match self.entries.windows(2).find(|w| w[0].stored_name == w[1].stored_name) {
+            Some(twice) => Err(self.duplicate(&twice[0], &twice[1])),
+            None => Ok(self),
+        }
+    }
+
+    /// The error for two stored tensors that mean the same one.
+    pub fn duplicate(&self, a: &Entry, b: &Entry) -> ModelError {
+        ModelError::Tensor {
+            path: self.path(b).to_owned(),
+            tensor: b.stored_name.clone(),
+            needed: "each tensor once".to_owned(),
+            got: format!("a second one: {} in {}", a.stored_name, self.path(a).display()),
+        }
+    }
+
+    /// The file that an entry is in.
+    pub fn path(&self, entry: &Entry) -> &Path {
+        &self.files[entry.file].0
+    }
+
+    /// The bytes of an entry; `None` where its file ends before them (a header-only stub).
+    pub fn bytes(&self, entry: &Entry) -> Option<SharedBytes> {
+        self.files[entry.file].1.slice(entry.range.clone())
+    }
+}
+
+fn map(path: &Path) -> Result<SharedBytes, ModelError> {
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: the map is read-only and private to this process's view; we hand out `&[u8]` of it alone. As with every mapped file, the
+    // bytes are undefined if another process writes to it meanwhile, and a shrunk file raises SIGBUS: checkpoints are never changed in
+    // place (our own writers write to a temporary folder and rename it).
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    Ok(SharedBytes::new(Arc::new(map)))
+}
+
+/// File names in a folder with one extension, sorted.
+fn files_in(dir: &Path, extension: &str) -> Result<Vec<String>, ModelError> {
+    let io = |source| ModelError::Io { path: dir.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if Path::new(&name).extension().is_some_and(|e| e == extension) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
