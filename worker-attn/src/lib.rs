@@ -1,12 +1,28 @@
 //! The attention worker: the hot path of Tandem and all sequence state, generic over the device (`Backend`) and over the way to the
 //! routed experts (`Hop`).
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`service`] | the process: joins, loads, attaches, drains ([`run`]) |
+//! | [`engine`] | requests and their sequences, one step at a time, on a thread of its own |
+//! | [`scheduler`] | who runs in the next step: a pure state machine |
+//! | [`model`] | [`Model`] and [`Runner`]: the library-level entry |
+//! | [`step`] | the trunk, written once over `Backend` and `Hop` |
+//! | [`layers`], [`weights`], [`local`] | blocks, their weights, shards hosted here |
+//! | [`hop`] | rows to expert workers and back, combined in ascending shard id |
+//! | [`state`] | slots and pages: snapshot, restore, fork |
+//! | [`sampler`], [`rng`] | how tokens are chosen |
+//! | [`observe`] | a look into the layers, for parity tests |
+//! | [`telemetry`], [`config`], [`error`], [`cancel`], [`buffers`], [`dims`] | what their names say |
 
 #![forbid(unsafe_code)]
 
 pub mod buffers;
 pub mod cancel;
+pub mod config;
 pub mod dims;
 pub mod engine;
+pub mod error;
 pub mod hop;
 pub mod layers;
 pub mod local;
@@ -15,9 +31,13 @@ pub mod observe;
 pub mod rng;
 pub mod sampler;
 pub mod scheduler;
+pub mod service;
 pub mod state;
 pub mod step;
 pub mod telemetry;
 pub mod weights;
 
+pub use config::Config;
+pub use error::Error;
 pub use model::{Model, Runner, RunnerLimits};
+pub use service::run;

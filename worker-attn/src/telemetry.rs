@@ -1,4 +1,4 @@
-//! The worker's metrics: names, units and where they are recorded. Buckets are set by `tandem_runtime::metrics`.
+//! The worker's metrics: names, units and meaning.
 //!
 //! | name | kind | meaning |
 //! |---|---|---|
@@ -15,6 +15,10 @@
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use tandem_runtime::metrics::{Buckets, HOP};
+
+/// Buckets of this crate's histograms, for [`tandem_runtime::metrics::install`].
+pub const BUCKETS: &[Buckets] = &[Buckets { name: "tandem_layer_wait_seconds", bounds: HOP }];
 
 /// Registers help texts and units; call once after the recorder is installed.
 pub fn describe() {

@@ -229,9 +229,8 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         match self.runner.pool().create() {
             Ok(state) => {
                 s.state = Some(state);
-                if !std::mem::replace(&mut s.started, true) {
-                    out.push(events::started(id));
-                }
+                // Said again after a preemption: the coordinator counts those.
+                out.push(events::started(id));
             }
             Err(e) => {
                 out.push(events::error(id, ErrorCode::Internal, e.to_string()));

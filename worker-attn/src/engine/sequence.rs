@@ -116,8 +116,6 @@ pub struct Sequence {
     pub state: Option<SeqState>,
     /// What penalties look at.
     pub seen: Seen,
-    /// `Started` was sent.
-    pub started: bool,
     /// Next prompt position whose logprob is to be sent.
     prompt_position: usize,
 }
@@ -136,7 +134,7 @@ impl Sequence {
     pub fn new(request: Request) -> Self {
         let tokens = [request.prompt.as_slice(), &request.emitted].concat();
         let seen = Seen::new(&request.sampling, &request.prompt, &request.emitted);
-        Self { request, tokens, state: None, seen, started: false, prompt_position: 1 }
+        Self { request, tokens, state: None, seen, prompt_position: 1 }
     }
 
     /// Generated tokens so far.

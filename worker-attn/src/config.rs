@@ -1,0 +1,104 @@
+//! [`Config`]: how an attention worker is set up. The binary fills it from flags, environment and file.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use tandem_kernels::Precision;
+use tandem_model::Geometry;
+use tandem_proto::link::LinkChoice;
+
+use crate::{Error, RunnerLimits};
+
+/// How an attention worker is set up. Which shards of the routed experts it hosts itself is the coordinator's to say.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Coordinator's control address, `http://HOST:PORT` or `HOST:PORT`.
+    pub coordinator: String,
+    /// Name within the instance; a worker that comes back under its name takes its old place.
+    pub name: String,
+    /// Checkpoint folder.
+    pub model: PathBuf,
+    /// Rounding mode; the same on every process of an instance.
+    pub precision: Precision,
+    /// `cpu` or `reference`.
+    pub device: String,
+    /// Threads of the CPU backend; `None` = all cores it may use.
+    pub threads: Option<usize>,
+    /// Sequences that hold state at a time.
+    pub max_batch: usize,
+    /// Tokens of one sequence, prompt and answer; `None` = what the checkpoint and `kv_tokens` allow.
+    pub max_seq_len: Option<usize>,
+    /// Tokens whose state all sequences hold together.
+    pub kv_tokens: usize,
+    /// Rows of one step, decode and prefill together (raised to `max_batch` where it is less).
+    pub max_num_batched_tokens: usize,
+    /// Rows of one prompt in one step; `None` = `max_num_batched_tokens`.
+    pub prefill_chunk: Option<usize>,
+    /// Transport to the expert workers.
+    pub link: LinkChoice,
+    /// How long a wait for partials spins before it parks.
+    pub spin: Duration,
+    /// Let a replica with other arithmetic take over a running sequence.
+    pub allow_mixed_experts: bool,
+    /// Deadline of a request that brings none: nothing waits for ever.
+    pub request_timeout: Duration,
+    /// Where `/livez /readyz /metrics /version` are served.
+    pub admin: Option<SocketAddr>,
+    /// After a first signal: how long running sequences may take to finish.
+    pub drain_timeout: Duration,
+}
+
+impl Config {
+    /// Defaults for everything but the coordinator and the checkpoint.
+    pub fn new(coordinator: impl Into<String>, model: impl Into<PathBuf>) -> Self {
+        Self {
+            coordinator: coordinator.into(),
+            name: "attn-0".to_owned(),
+            model: model.into(),
+            precision: Precision::Bf16,
+            device: "cpu".to_owned(),
+            threads: None,
+            max_batch: 8,
+            max_seq_len: None,
+            kv_tokens: 32_768,
+            max_num_batched_tokens: 256,
+            prefill_chunk: None,
+            link: LinkChoice::Auto,
+            spin: Duration::from_micros(100),
+            allow_mixed_experts: false,
+            request_timeout: Duration::from_secs(30 * 60),
+            admin: None,
+            drain_timeout: Duration::from_secs(60),
+        }
+    }
+
+    /// The limits for a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] where they cannot be met, naming the flag.
+    pub fn limits(&self, g: &Geometry) -> Result<RunnerLimits, Error> {
+        let limit = |flag: &'static str, needed: String, got: usize| Err(Error::Limit { flag, needed, got });
+        let allowed = self.kv_tokens.min(g.max_position);
+        let max_seq_len = self.max_seq_len.unwrap_or(allowed);
+        for (flag, value) in [
+            ("--max-batch", self.max_batch),
+            ("--kv-tokens", self.kv_tokens),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--prefill-chunk", self.prefill_chunk.unwrap_or(1)),
+            ("--max-seq-len", max_seq_len),
+        ] {
+            if value == 0 {
+                return limit(flag, "at least 1".to_owned(), value);
+            }
+        }
+        if max_seq_len > allowed {
+            let needed = format!("at most {allowed} (the model takes {} tokens, --kv-tokens holds {})", g.max_position, self.kv_tokens);
+            return limit("--max-seq-len", needed, max_seq_len);
+        }
+        Ok(RunnerLimits {
+            max_rows: self.max_num_batched_tokens.max(self.max_batch),
+            max_batch: self.max_batch,
+            max_seq_len,
+            kv_tokens: self.kv_tokens,
+        })
+    }
+}

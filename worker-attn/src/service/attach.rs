@@ -1,0 +1,137 @@
+//! The attn.v1 stream: dials the coordinator, attaches, takes requests in and sends events out; again and again after a loss.
+//!
+//! Neighbours: `engine/thread.rs` (the mailbox), `coordinator` (the other end).
+
+use std::time::{Duration, Instant};
+
+use tandem_proto::attn::v1::{Attach, Event, FromWorker, StepEvents, ToWorker, attn_client::AttnClient, from_worker, to_worker};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::engine::{sequence::Request, thread::Mailbox};
+
+/// First and longest pause between attempts to attach.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Limit of one attempt to connect, and silence after which a connection is asked whether it still lives.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Largest message taken: a prompt of a million tokens with room to spare.
+const MAX_MESSAGE: usize = 64 << 20;
+
+/// Who attaches, and where.
+pub struct Attachment {
+    /// Coordinator's control address.
+    pub coordinator: String,
+    /// Name of the Hello.
+    pub name: String,
+    /// Epoch of the Hello.
+    pub epoch: u64,
+    /// Deadline of a request that brings none.
+    pub request_timeout: Duration,
+    /// The step thread.
+    pub mailbox: Mailbox,
+}
+
+/// Why a stream ended.
+type Loss = String;
+
+impl Attachment {
+    /// Keeps a stream for as long as the task lives.
+    pub async fn run(self, mut events: UnboundedReceiver<Vec<Event>>) {
+        let mut pause = BACKOFF.0;
+        loop {
+            let since = Instant::now();
+            let loss = match self.attach().await {
+                Ok((sender, requests)) => {
+                    tracing::info!("attached");
+                    let loss = self.carry(&mut events, &sender, requests).await;
+                    // Nobody hears of these sequences any more; the coordinator submits their requests anew.
+                    self.mailbox.clear();
+                    loss
+                }
+                Err(loss) => loss,
+            };
+            if since.elapsed() > BACKOFF.1 {
+                pause = BACKOFF.0;
+            }
+            tracing::warn!(reason = loss, ?pause, "no attn.v1 stream to the coordinator; attaching again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+
+    async fn attach(&self) -> Result<(UnboundedSender<FromWorker>, tonic::Streaming<ToWorker>), Loss> {
+        let address = if self.coordinator.contains("://") { self.coordinator.clone() } else { format!("http://{}", self.coordinator) };
+        let channel: Channel = Endpoint::from_shared(address)
+            .map_err(|e| e.to_string())?
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(CONNECT)
+            .keep_alive_timeout(CONNECT)
+            .keep_alive_while_idle(true)
+            .connect()
+            .await
+            .map_err(|e| causes(&e))?;
+        let mut client = AttnClient::new(channel).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let attach = Attach { name: self.name.clone(), epoch: self.epoch };
+        // The receiver is alive: it goes into the call below.
+        let _ = sender.send(FromWorker { message: Some(from_worker::Message::Attach(attach)) });
+        let answer = client.serve(UnboundedReceiverStream::new(receiver)).await.map_err(|e| e.message().to_owned())?;
+        Ok((sender, answer.into_inner()))
+    }
+
+    /// Carries messages both ways until the stream ends.
+    async fn carry(
+        &self,
+        events: &mut UnboundedReceiver<Vec<Event>>,
+        sender: &UnboundedSender<FromWorker>,
+        mut requests: tonic::Streaming<ToWorker>,
+    ) -> Loss {
+        loop {
+            tokio::select! {
+                message = requests.message() => match message {
+                    Ok(Some(ToWorker { message: Some(message) })) => self.take(message),
+                    Ok(Some(ToWorker { message: None })) => tracing::debug!("a message of a later version was passed over"),
+                    Ok(None) => return "the coordinator closed it".to_owned(),
+                    Err(status) => return status.message().to_owned(),
+                },
+                Some(events) = events.recv() => {
+                    let message = from_worker::Message::Events(StepEvents { events });
+                    if sender.send(FromWorker { message: Some(message) }).is_err() {
+                        return "it broke".to_owned();
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&self, message: to_worker::Message) {
+        match message {
+            to_worker::Message::Submit(submit) => {
+                tracing::debug!(
+                    request = submit.request_id,
+                    prompt = submit.prompt_ids.len(),
+                    emitted = submit.emitted_ids.len(),
+                    "submit"
+                );
+                self.mailbox.submit(Request::from_wire(submit, Instant::now(), self.request_timeout));
+            }
+            to_worker::Message::Cancel(cancel) => {
+                tracing::debug!(request = cancel.request_id, "cancel");
+                self.mailbox.cancel(cancel.request_id);
+            }
+        }
+    }
+}
+
+/// An error with everything that caused it: tonic's own text is only "transport error".
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
