@@ -1,0 +1,266 @@
+//! The pools of sequence state in CPU memory, and their copies and snapshots.
+//!
+//! | pool | layout |
+//! |---|---|
+//! | conv taps | f32 `[kda layer][slot][conv−1 (oldest first)][3·H·Dh]` |
+//! | KDA state | f32 `[kda layer][slot][H][Dh keys][Dh values]` |
+//! | raw indexer tail | f32 `[mla layer][slot][kpool−1][key, gate][dim]` |
+//! | latents | f32 or bf16 `[mla layer][page][token][latent]` |
+//! | pooled keys | f32 `[mla layer][page][dim][pool, padded to 16]`: lanes along the pools, so that scores need no horizontal sums |
+
+use half::bf16;
+
+use crate::StateSpec;
+
+/// Pools of a page are padded to this many lanes.
+pub(super) const POOL_LANES: usize = 16;
+
+/// Latent rows in the cache's own precision.
+#[derive(Debug)]
+pub(super) enum Latents {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+/// All sequence state.
+#[derive(Debug)]
+pub struct CpuState {
+    pub(super) spec: StateSpec,
+    pub(super) conv: Vec<f32>,
+    pub(super) kda: Vec<f32>,
+    pub(super) tail: Vec<f32>,
+    pub(super) latents: Latents,
+    pub(super) pooled: Vec<f32>,
+}
+
+impl CpuState {
+    /// Zeroed pools; `bf16` latents or f32.
+    pub(super) fn new(spec: &StateSpec, bf16: bool) -> Self {
+        let s = Sizes::of(spec);
+        let latents = spec.mla_layers * spec.pages * s.latent_page;
+        Self {
+            conv: vec![0.0; spec.kda_layers * spec.slots * s.conv],
+            kda: vec![0.0; spec.kda_layers * spec.slots * s.kda],
+            tail: vec![0.0; spec.mla_layers * spec.slots * s.tail],
+            latents: if bf16 { Latents::Bf16(vec![0; latents]) } else { Latents::F32(vec![0.0; latents]) },
+            pooled: vec![0.0; spec.mla_layers * spec.pages * s.pooled_page],
+            spec: spec.clone(),
+        }
+    }
+
+    /// Bytes that [`CpuState::new`] takes.
+    pub(super) fn bytes(spec: &StateSpec, bf16: bool) -> u64 {
+        let s = Sizes::of(spec);
+        let slot = spec.kda_layers * (s.conv + s.kda) + spec.mla_layers * s.tail;
+        let page = spec.mla_layers * (s.latent_page * if bf16 { 2 } else { 4 } + 4 * s.pooled_page);
+        (spec.slots * slot * 4 + spec.pages * page) as u64
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        Sizes::of(&self.spec)
+    }
+
+    /// Where a slot's part of a per-slot pool lies.
+    pub(super) fn slot_at(&self, layer: usize, slot: u32, size: usize) -> usize {
+        (layer * self.spec.slots + slot as usize) * size
+    }
+
+    /// Clears a slot.
+    pub(super) fn reset(&mut self, slot: u32) {
+        let s = self.sizes();
+        self.slot_pools(s, |pool, layers, slots, size| {
+            for layer in 0..layers {
+                let at = (layer * slots + slot as usize) * size;
+                pool[at..at + size].fill(0.0);
+            }
+        });
+    }
+
+    /// Copies a slot.
+    pub(super) fn copy_slot(&mut self, from: u32, to: u32) {
+        let s = self.sizes();
+        self.slot_pools(s, |pool, layers, slots, size| {
+            for layer in 0..layers {
+                let from = (layer * slots + from as usize) * size;
+                let to = (layer * slots + to as usize) * size;
+                pool.copy_within(from..from + size, to);
+            }
+        });
+    }
+
+    /// Copies a page.
+    pub(super) fn copy_page(&mut self, from: u32, to: u32) {
+        let s = self.sizes();
+        for layer in 0..self.spec.mla_layers {
+            let at = |page: u32, size: usize| (layer * self.spec.pages + page as usize) * size;
+            let (a, b) = (at(from, s.latent_page), at(to, s.latent_page));
+            match &mut self.latents {
+                Latents::F32(v) => v.copy_within(a..a + s.latent_page, b),
+                Latents::Bf16(v) => v.copy_within(a..a + s.latent_page, b),
+            }
+            let (a, b) = (at(from, s.pooled_page), at(to, s.pooled_page));
+            self.pooled.copy_within(a..a + s.pooled_page, b);
+        }
+    }
+
+    fn slot_pools(&mut self, s: Sizes, mut f: impl FnMut(&mut [f32], usize, usize, usize)) {
+        let spec = &self.spec;
+        f(&mut self.conv, spec.kda_layers, spec.slots, s.conv);
+        f(&mut self.kda, spec.kda_layers, spec.slots, s.kda);
+        f(&mut self.tail, spec.mla_layers, spec.slots, s.tail);
+    }
+
+    /// Serialises a slot and pages: a header of the sizes, then each pool in the order of the module's table, layer by layer.
+    pub(super) fn export(&self, slot: u32, pages: &[u32]) -> Vec<u8> {
+        let s = self.sizes();
+        let mut out = Vec::with_capacity(self.snapshot_bytes(pages.len()));
+        for v in self.header(pages.len()) {
+            out.extend_from_slice(&v.to_le_bytes());
+        }
+        for (pool, layers, size) in [
+            (&self.conv, self.spec.kda_layers, s.conv),
+            (&self.kda, self.spec.kda_layers, s.kda),
+            (&self.tail, self.spec.mla_layers, s.tail),
+        ] {
+            for layer in 0..layers {
+                let at = self.slot_at(layer, slot, size);
+                put_f32(&mut out, &pool[at..at + size]);
+            }
+        }
+        for layer in 0..self.spec.mla_layers {
+            for &page in pages {
+                let at = (layer * self.spec.pages + page as usize) * s.latent_page;
+                match &self.latents {
+                    Latents::F32(v) => put_f32(&mut out, &v[at..at + s.latent_page]),
+                    Latents::Bf16(v) => v[at..at + s.latent_page].iter().for_each(|b| out.extend_from_slice(&b.to_le_bytes())),
+                }
+                let at = (layer * self.spec.pages + page as usize) * s.pooled_page;
+                put_f32(&mut out, &self.pooled[at..at + s.pooled_page]);
+            }
+        }
+        out
+    }
+
+    /// Restores what [`CpuState::export`] wrote.
+    pub(super) fn import(&mut self, slot: u32, pages: &[u32], snapshot: &[u8]) -> Result<(), String> {
+        let want = self.header(pages.len());
+        let need = self.snapshot_bytes(pages.len());
+        let mut r = Reader(snapshot);
+        let got: Option<Vec<u32>> = (0..want.len()).map(|_| r.take(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect();
+        if got.as_deref() != Some(&want[..]) || snapshot.len() != need {
+            return Err(format!(
+                "a snapshot of {} bytes does not fit: {need} bytes of this state's sizes are needed for {} pages; restore on a worker with \
+                 the same model, precision and page size",
+                snapshot.len(),
+                pages.len()
+            ));
+        }
+        let s = self.sizes();
+        self.slot_pools(s, |pool, layers, slots, size| {
+            for layer in 0..layers {
+                let at = (layer * slots + slot as usize) * size;
+                r.f32s(&mut pool[at..at + size]);
+            }
+        });
+        for layer in 0..self.spec.mla_layers {
+            for &page in pages {
+                let at = (layer * self.spec.pages + page as usize) * s.latent_page;
+                match &mut self.latents {
+                    Latents::F32(v) => r.f32s(&mut v[at..at + s.latent_page]),
+                    Latents::Bf16(v) => {
+                        for o in &mut v[at..at + s.latent_page] {
+                            *o = r.take(2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
+                        }
+                    }
+                }
+                let at = (layer * self.spec.pages + page as usize) * s.pooled_page;
+                r.f32s(&mut self.pooled[at..at + s.pooled_page]);
+            }
+        }
+        Ok(())
+    }
+
+    fn header(&self, pages: usize) -> [u32; 12] {
+        let spec = &self.spec;
+        [
+            0x7464_7331, // "1sdt": snapshot layout 1
+            matches!(self.latents, Latents::Bf16(_)) as u32,
+            spec.kda_layers as u32,
+            spec.mla_layers as u32,
+            spec.kda.heads as u32,
+            spec.kda.head_dim as u32,
+            spec.kda.conv as u32,
+            spec.latent as u32,
+            spec.index_dim as u32,
+            spec.kpool as u32,
+            spec.page_tokens as u32,
+            pages as u32,
+        ]
+    }
+
+    fn snapshot_bytes(&self, pages: usize) -> usize {
+        let one = StateSpec { slots: 1, pages, ..self.spec.clone() };
+        4 * self.header(pages).len() + Self::bytes(&one, matches!(self.latents, Latents::Bf16(_))) as usize
+    }
+}
+
+fn put_f32(out: &mut Vec<u8>, values: &[f32]) {
+    values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn f32s(&mut self, out: &mut [f32]) {
+        for o in out {
+            *o = self.take(4).map_or(0.0, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        }
+    }
+}
+
+/// Elements per unit of each pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Of a slot, per KDA layer.
+    pub(super) conv: usize,
+    /// Of a slot, per KDA layer.
+    pub(super) kda: usize,
+    /// Of a slot, per MLA layer.
+    pub(super) tail: usize,
+    /// Of a page, per MLA layer.
+    pub(super) latent_page: usize,
+    /// Of a page, per MLA layer.
+    pub(super) pooled_page: usize,
+    /// Pools per page.
+    pub(super) pools: usize,
+    /// Pools per page, padded to whole lanes.
+    pub(super) padded: usize,
+}
+
+impl Sizes {
+    fn of(spec: &StateSpec) -> Self {
+        let k = &spec.kda;
+        let pools = spec.page_tokens / spec.kpool.max(1);
+        let padded = pools.next_multiple_of(POOL_LANES);
+        Self {
+            conv: k.conv.saturating_sub(1) * 3 * k.heads * k.head_dim,
+            kda: k.heads * k.head_dim * k.head_dim,
+            tail: spec.kpool.saturating_sub(1) * 2 * spec.index_dim,
+            latent_page: spec.page_tokens * spec.latent,
+            pooled_page: padded * spec.index_dim,
+            pools,
+            padded,
+        }
+    }
+}
+
+/// One bf16 value as stored.
+pub(super) fn to_bf16(x: f32) -> u16 {
+    bf16::from_f32(x).to_bits()
+}
