@@ -23,4 +23,27 @@ pub enum Error {
         /// The shard.
         shard: Shard,
     },
+    /// Not a device.
+    #[error("device {got:?}: needed cpu or reference")]
+    Device {
+        /// What was given.
+        got: String,
+    },
+    /// A socket cannot be bound or served.
+    #[error("{what}: {source}")]
+    Bind {
+        /// What was to listen.
+        what: &'static str,
+        /// The system's own words.
+        source: std::io::Error,
+    },
+    /// The metrics recorder cannot be made.
+    #[error(transparent)]
+    Metrics(#[from] tandem_runtime::metrics::MetricsError),
+    /// The coordinator does not take this worker.
+    #[error(transparent)]
+    Join(#[from] tandem_proto::membership::JoinError),
+    /// A background task ended before its time.
+    #[error("background task failed: {0}")]
+    Task(String),
 }
