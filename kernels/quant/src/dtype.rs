@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use crate::{
     blocks::{iq, k, legacy, lut},
     float8::e4m3,
+    rocmfp::{self, Levels},
 };
 
 /// Marks the types that GGUF files do not have.
@@ -102,6 +103,10 @@ dtypes! {
     Mxfp4 = ("MXFP4", 39, 32, 17),
     /// ggml's NVFP4.
     Nvfp4 = ("NVFP4", 40, 64, 36),
+    /// ROCmFP's Q3_1_ROCMFP3_MIX; levels may lie in a sidecar ([`crate::rocmfp`]).
+    RocmFp3Mix = ("Q3_1_ROCMFP3_MIX", 105, 32, 14),
+    /// ROCmFP's Q2_1_ROCMFP2_MIX; levels may lie in a sidecar ([`crate::rocmfp`]).
+    RocmFp2Mix = ("Q2_1_ROCMFP2_MIX", 106, 32, 10),
     /// 8-bit floats of safetensors; scales beside them ([`crate::Scales`]).
     F8E4m3 = ("F8_E4M3", NO_GGML_ID, 1, 1),
     /// NVFP4 of safetensors: 16 elements in 8 bytes, even element in the low nibble; scales beside them.
@@ -131,7 +136,8 @@ impl DType {
         matches!(self, Self::F8E4m3 | Self::Nvfp4Pairs | Self::Mxfp4Pairs)
     }
 
-    /// Writes whole blocks as f32, exactly as ggml's reference does. Scales that lie beside the elements are not applied here.
+    /// Writes whole blocks as f32, exactly as ggml's reference does. What lies beside the elements (scales,
+    /// codebooks) is not applied here.
     ///
     /// # Panics
     /// Where `bytes` and `out` are not the same whole number of blocks.
@@ -143,6 +149,7 @@ impl DType {
             Self::Bf16 => return floats::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
             Self::F8E4m3 => return floats::<1>(bytes, out, |[b]| e4m3(b)),
             Self::Nvfp4Pairs | Self::Mxfp4Pairs => lut::e2m1_pairs,
+            Self::RocmFp3Mix | Self::RocmFp2Mix => return rocmfp::dequantize(self, &Levels::Fixed, bytes, out),
             Self::Q4_0 => legacy::q4_0,
             Self::Q4_1 => legacy::q4_1,
             Self::Q5_0 => legacy::q5_0,

@@ -6,6 +6,7 @@
 //! | [`blocks`] | scalar dequantisation of the block types |
 //! | [`float8`] | E4M3, UE4M3, E8M0 |
 //! | [`bytes`] | a range of bytes kept alive by whoever owns it (a memory map, a vector) |
+//! | [`rocmfp`] | ROCmFP's mixed types and their codebooks |
 //! | [`scales`] | scales that lie beside the elements (FP8, NVFP4 and MXFP4 in safetensors) |
 //! | [`matrix`] | a row-major `[out, in]` matrix over such bytes, with windows along both axes |
 //!
@@ -17,6 +18,7 @@ pub mod bytes;
 pub mod dtype;
 pub mod float8;
 pub mod matrix;
+pub mod rocmfp;
 pub mod scales;
 
 pub use bytes::SharedBytes;

@@ -2,7 +2,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{DType, Scales, SharedBytes};
+use crate::{
+    DType, Scales, SharedBytes,
+    rocmfp::{self, Levels},
+};
 
 /// A stored weight matrix `[rows = out, cols = in]`, row-major, possibly a window of a larger one.
 ///
@@ -18,6 +21,7 @@ pub struct MatrixSource {
     data: SharedBytes,
     /// Scales of the whole matrix that this is a window of, and where in it the window starts.
     scales: Option<Scales>,
+    levels: Option<Arc<Levels>>,
     row0: usize,
     col0: usize,
 }
@@ -71,7 +75,7 @@ impl MatrixSource {
         let stride = dtype.row_bytes(cols);
         match stride {
             Some(row_stride) if row_stride * rows == data.len() => {
-                Ok(Self { name, dtype, rows, cols, row_stride, data, scales: None, row0: 0, col0: 0 })
+                Ok(Self { name, dtype, rows, cols, row_stride, data, scales: None, levels: None, row0: 0, col0: 0 })
             }
             _ => Err(MatrixError::Size {
                 name: name.to_string(),
@@ -94,6 +98,17 @@ impl MatrixSource {
     #[must_use]
     pub fn with_scales(self, scales: Scales) -> Self {
         Self { scales: Some(scales), ..self }
+    }
+
+    /// The same matrix with the levels of its ROCmFP codes.
+    #[must_use]
+    pub fn with_levels(self, levels: Levels) -> Self {
+        Self { levels: Some(Arc::new(levels)), ..self }
+    }
+
+    /// The levels of ROCmFP codes, where they were given.
+    pub fn levels(&self) -> Option<&Levels> {
+        self.levels.as_deref()
     }
 
     /// The scales beside the elements, and the (row, column) of the whole matrix at which this window starts.
@@ -181,6 +196,7 @@ impl MatrixSource {
             cols: cols.len(),
             data,
             scales: self.scales.clone(),
+            levels: self.levels.clone(),
             row0: self.row0 + rows.start,
             col0: self.col0 + cols.start,
             ..*self
@@ -197,7 +213,10 @@ impl MatrixSource {
     /// Where `row` is out of range or `out` is not `cols` long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "row of {}", self.name);
-        self.dtype.dequantize(self.row_bytes(row), out);
+        match &self.levels {
+            Some(levels) => rocmfp::dequantize(self.dtype, levels, self.row_bytes(row), out),
+            None => self.dtype.dequantize(self.row_bytes(row), out),
+        }
         if let Some(scales) = &self.scales {
             scales.apply(self.row0 + row, self.col0, out);
         }
