@@ -11,7 +11,11 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tandem_kernels::{Backend, Precision, reference::ReferenceBackend};
+use tandem_kernels::{
+    Backend, Precision,
+    cpu::{CpuBackend, CpuOptions},
+    reference::ReferenceBackend,
+};
 use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
     control::v1::{self as wire, Accept, Heartbeat, Hello, Role, WorkerState},
@@ -87,7 +91,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     }
     let checkpoint = Arc::new(checkpoint);
     match config.device.as_str() {
-        "cpu" | "reference" => {
+        "cpu" => {
+            let options = CpuOptions { threads: config.threads, ..CpuOptions::new(config.precision) };
+            let backend = Arc::new(CpuBackend::new(options)?);
+            Worker::new(config, checkpoint, backend, latch).run(shutdown).await
+        }
+        "reference" => {
             let backend = Arc::new(ReferenceBackend::<f32>::new(config.precision));
             Worker::new(config, checkpoint, backend, latch).run(shutdown).await
         }

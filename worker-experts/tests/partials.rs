@@ -3,7 +3,11 @@
 use std::{path::Path, sync::Arc};
 
 use proptest::prelude::*;
-use tandem_kernels::{Backend, Elem, Precision, reference::ReferenceBackend};
+use tandem_kernels::{
+    Backend, Elem, Precision,
+    cpu::{CpuBackend, CpuOptions},
+    reference::ReferenceBackend,
+};
 use tandem_model::{
     Checkpoint, Resident, Shard, ShardPlan, Split,
     synthetic::{self, Naming, Options, TextConfig, hash::Stream},
@@ -19,7 +23,15 @@ fn checkpoint(dir: &Path, config: &TextConfig, naming: Naming) -> Checkpoint {
 }
 
 fn batcher(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize, fault: Option<&str>) -> Batcher<Reference> {
-    let backend = Arc::new(Reference::new(Precision::F32));
+    batcher_on(Reference::new(Precision::F32), checkpoint, shards, max_rows, fault)
+}
+
+fn cpu() -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::new(Precision::F32) }).unwrap()
+}
+
+fn batcher_on<B: Backend>(backend: B, checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize, fault: Option<&str>) -> Batcher<B> {
+    let backend = Arc::new(backend);
     let engines = shards.iter().map(|s| ShardEngine::load(&backend, checkpoint, s, |_| {}).unwrap()).collect();
     let g = checkpoint.geometry();
     Batcher::new(&backend, engines, g.hidden, g.topk, max_rows, fault.map(|f| f.parse().unwrap())).unwrap()
@@ -64,7 +76,7 @@ fn config(seed: u64) -> TextConfig {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// The shards' partials add up to what one shard over everything gives, for every split, with resident layers.
+    /// The CPU backend's partials of all shards add up to what one shard over everything gives on the reference, for every split.
     #[test]
     fn partials_add_up(seed in 0u64..500, split in prop_oneof![Just(Split::Layers), Just(Split::Experts), Just(Split::Ffn)], workers in 1usize..4, fused in any::<bool>()) {
         let dir = tempfile::tempdir().unwrap();
@@ -74,7 +86,7 @@ proptest! {
         let Ok(plan) = ShardPlan::new(g, split, workers, &Resident::None) else { return Ok(()) };
         let rows = Rows::random(&c, 3, seed);
         let mut one = batcher(&c, &whole.shards, 8, None);
-        let mut cut = batcher(&c, &plan.shards, 8, None);
+        let mut cut = batcher_on(cpu(), &c, &plan.shards, 8, None);
         for layer in g.moe_layers() {
             let expected = one.execute(layer as u16, &[rows.dispatch(0)]).remove(0).unwrap();
             let of_layer: Vec<_> = plan.shards.iter().filter(|s| s.has_layer(layer as u32)).map(|s| rows.dispatch(s.id)).collect();
@@ -95,8 +107,8 @@ proptest! {
         let shards = ShardPlan::new(c.geometry(), Split::Experts, 2, &Resident::None).unwrap().shards;
         let requests: Vec<Rows> = sizes.iter().enumerate().map(|(i, n)| Rows::random(&c, *n, seed + i as u64)).collect();
         let dispatches: Vec<_> = requests.iter().enumerate().map(|(i, r)| r.dispatch(i as u32 % 2)).collect();
-        let mut joined = batcher(&c, &shards, max_rows, None);
-        let mut alone = batcher(&c, &shards, 64, None);
+        let mut joined = batcher_on(cpu(), &c, &shards, max_rows, None);
+        let mut alone = batcher_on(cpu(), &c, &shards, 64, None);
         let layer = c.geometry().moe_layers()[0] as u16;
         for (partial, dispatch) in joined.execute(layer, &dispatches).into_iter().zip(&dispatches) {
             let single = alone.execute(layer, std::slice::from_ref(dispatch)).remove(0).unwrap();
