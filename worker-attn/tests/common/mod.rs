@@ -7,9 +7,13 @@ use std::{
     sync::Arc,
 };
 
+use parking_lot::Mutex;
 use safetensors::SafeTensors;
 use tandem_kernels::Backend;
-use tandem_model::Checkpoint;
+use tandem_model::{
+    Checkpoint,
+    synthetic::{self, Preset},
+};
 use tandem_worker_attn::{Model, Runner, RunnerLimits, hop::LocalOnly};
 
 /// f32 parity of logits (fixtures/gold/README.md: noise 4.6e-5, smallest wrong effect 1.2e-4).
@@ -67,18 +71,40 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// The folder of a generated checkpoint.
-pub fn checkpoint_dir(name: &str) -> PathBuf {
-    Path::new(&std::env::var("TANDEM_TEST_CHECKPOINTS").unwrap()).join(name)
+/// A checkpoint made once per machine and kept beside the build.
+fn made(name: &str, write: impl FnOnce(&Path)) -> PathBuf {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-attn").join(name);
+    if !dir.exists() {
+        let parent = dir.parent().unwrap();
+        std::fs::create_dir_all(parent).unwrap();
+        let temp = tempfile::tempdir_in(parent).unwrap();
+        write(temp.path());
+        // Another test process may have been faster.
+        let _ = std::fs::rename(temp.keep(), &dir);
+    }
+    dir
+}
+
+/// A reference checkpoint.
+pub fn preset(preset: Preset) -> Checkpoint {
+    let dir = made(&format!("{preset:?}"), |dir| synthetic::write(preset, dir, &[]).unwrap());
+    Checkpoint::open(&dir).unwrap()
+}
+
+/// The embedded demo checkpoint.
+pub fn demo() -> Checkpoint {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-attn-demo");
+    Checkpoint::open(&tandem_model::demo::unpack(&cache).unwrap()).unwrap()
 }
 
 pub fn limits() -> RunnerLimits {
     RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 512, kv_tokens: 2048 }
 }
 
-pub fn model<B: Backend>(backend: B, name: &str) -> Arc<Model<B>> {
-    let checkpoint = Checkpoint::open(&checkpoint_dir(name)).unwrap();
-    Arc::new(Model::load_whole(Arc::new(backend), &checkpoint).unwrap())
+pub fn model<B: Backend>(backend: B, checkpoint: &Checkpoint) -> Arc<Model<B>> {
+    Arc::new(Model::load_whole(Arc::new(backend), checkpoint).unwrap())
 }
 
 pub fn runner<B: Backend>(model: &Arc<Model<B>>) -> Runner<B, LocalOnly> {
