@@ -174,6 +174,11 @@ impl Checkpoint {
         self.fp8_block
     }
 
+    /// Codebooks of ROCmFP tensors.
+    pub(crate) fn codebooks(&self) -> &gguf::sidecar::Codebooks {
+        &self.storage.codebooks
+    }
+
     /// Whether a tensor is stored, by canonical name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.trunk.contains_key(name)

@@ -18,6 +18,7 @@ use tandem_quant::{DType, MatrixSource, Scales};
 
 use crate::{
     Checkpoint, ModelError,
+    gguf::sidecar::{Codebook, Kind, Surface},
     storage::{Entry, Stored},
 };
 
@@ -50,6 +51,8 @@ enum Side<'a> {
         divide: bool,
     },
     E8m0(&'a Entry),
+    /// Levels of ROCmFP codes, per matrix of the stack.
+    Codebook(&'a Codebook),
 }
 
 /// Suffixes of the tensors beside a `.weight` that a layout may use or that are about activations.
@@ -69,7 +72,7 @@ impl Layout<'_> {
     /// All stored tensors that take part.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         let (a, b) = match &self.scales {
-            Side::None => (None, None),
+            Side::None | Side::Codebook(_) => (None, None),
             Side::Factor(e) | Side::Row(e) | Side::Grid { grid: e, .. } | Side::E8m0(e) => (Some(*e), None),
             Side::E4m3 { groups, global, .. } => (Some(*groups), Some(*global)),
         };
@@ -112,8 +115,9 @@ impl Checkpoint {
                         "BF16, F16, F32, F8_E4M3 with scales, NVFP4, MXFP4, or a ggml type from Q4_0 to NVFP4 without TQ1_0 and TQ2_0";
                     self.bad(weight, needed, &stored.to_string())
                 })?;
-                let scales = match side(".scale") {
-                    Some(factor) if dtype == DType::Nvfp4 => Side::Factor(factor),
+                let scales = match (dtype, side(".scale")) {
+                    (DType::Nvfp4, Some(factor)) => Side::Factor(factor),
+                    (DType::RocmFp3Mix | DType::RocmFp2Mix, _) => Side::Codebook(self.codebook(weight, name, dtype)?),
                     _ => Side::None,
                 };
                 if let Some(last) = weight.shape.last()
@@ -125,6 +129,38 @@ impl Checkpoint {
                 Ok(Layout { weight, dtype, shape: weight.shape.clone(), scales })
             }
         }
+    }
+
+    /// The codebook of a ROCmFP stack. One that is missing or does not fit is an error, never a fallback: the codes mean nothing without.
+    fn codebook(&self, weight: &Entry, name: &str, dtype: DType) -> Result<&Codebook, ModelError> {
+        let (layer, rest) = name.strip_prefix("layers.").and_then(|s| s.split_once('.')).unwrap_or(("", name));
+        let surface = match rest {
+            "mlp.experts.gate_proj" => Some(Surface::Gate),
+            "mlp.experts.up_proj" => Some(Surface::Up),
+            "mlp.experts.down_proj" => Some(Surface::Down),
+            _ => None,
+        };
+        let allowed = surface.filter(|s| dtype == DType::RocmFp2Mix || *s == Surface::Down);
+        let (Some(surface), Ok(layer)) = (allowed, layer.parse::<u32>()) else {
+            let where_ = if dtype == DType::RocmFp3Mix { "ffn_down_exps" } else { "ffn_gate_exps, ffn_up_exps or ffn_down_exps" };
+            return Err(self.bad(weight, &format!("{dtype} in {where_} only"), "another tensor"));
+        };
+        if dtype == DType::RocmFp2Mix
+            && let Some(cols) = weight.shape.last().filter(|n| **n % 128 != 0)
+        {
+            return Err(self.bad(weight, &format!("rows of a multiple of 128 elements for {dtype}"), &format!("rows of {cols}")));
+        }
+        let kind = if dtype == DType::RocmFp3Mix { Kind::P4Mix } else { Kind::GuMix };
+        let codebook = self.codebooks().get(&(layer, surface)).filter(|c| c.levels.len() == c.shape[0]).ok_or_else(|| {
+            let needed =
+                format!("a codebook for layer {layer}, {surface:?} (key <arch>.{0}.sidecar, or a file FILE.gguf.{0}.bin)", kind.name());
+            self.bad(weight, &needed, "none: without it the codes mean nothing")
+        })?;
+        if codebook.shape.as_slice() != weight.shape {
+            let needed = format!("shape {:?}, as its codebook says", codebook.shape);
+            return Err(self.bad(weight, &needed, &format!("{:?}", weight.shape)));
+        }
+        Ok(codebook)
     }
 
     /// Shape `[a, b]` of an entry.
@@ -213,6 +249,7 @@ impl Checkpoint {
         let matrix = MatrixSource::new(layout.weight.stored_name.as_str(), layout.dtype, rows, cols, bytes)?;
         let scales = match &layout.scales {
             Side::None => return Ok(matrix),
+            Side::Codebook(codebook) => return Ok(matrix.with_levels(codebook.levels[member].clone())),
             Side::Factor(e) => {
                 let factors = self.floats(e)?;
                 Scales::Tensor(*factors.get(if factors.len() > 1 { member } else { 0 }).ok_or_else(|| self.bad(e, "a factor", "none"))?)

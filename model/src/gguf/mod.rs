@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`config`] | the model's keys → `config.json` |
 //! | [`names`] | tensor names → canonical names, and how their values were changed |
+//! | [`sidecar`] | ROCmFP codebooks |
 //! | [`value`] | one typed value, with lenient accessors |
 //! | [`reader`] | a bounds-checked little-endian cursor |
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
@@ -15,6 +16,7 @@ pub mod config;
 pub mod header;
 pub mod names;
 pub mod reader;
+pub mod sidecar;
 pub mod value;
 
 pub use header::{Header, TensorInfo};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{Entry, Storage, Stored, files_in, map};
 use crate::{
     ModelError,
-    gguf::{Header, TensorInfo, Value},
+    gguf::{Header, TensorInfo, Value, config::ARCHITECTURES, sidecar},
 };
 
 /// Names of types that exist and are not read, for messages.
@@ -59,6 +59,7 @@ impl Storage {
                 storage.entries.push(entry(storage.files.len(), header.data_start, info));
             }
             storage.files.push((path.clone(), bytes));
+            storage.read_sidecars(path, &header)?;
             if i == 0 {
                 storage.gguf = Some(Header { tensors: Vec::new(), ..header });
             }
@@ -71,6 +72,31 @@ impl Storage {
             return Err(ModelError::File { path: paths[0].clone(), needed, got });
         }
         storage.sort()
+    }
+
+    /// Codebooks under either spelling of the architecture's key, or in loose files beside the shard.
+    fn read_sidecars(&mut self, path: &Path, header: &Header) -> Result<(), ModelError> {
+        for kind in sidecar::Kind::ALL {
+            let keys = ARCHITECTURES.map(|arch| format!("{arch}.{}.sidecar", kind.name()));
+            for key in keys.iter().filter(|key| header.get(key).is_some()) {
+                let bytes = header.get(key).and_then(Value::as_bytes).ok_or_else(|| ModelError::Key {
+                    path: path.to_owned(),
+                    key: key.clone(),
+                    needed: "an array of bytes".to_owned(),
+                    got: header.get(key).map_or_else(String::new, Value::describe),
+                })?;
+                let gguf = |source| ModelError::Gguf { path: path.to_owned(), source };
+                sidecar::read(kind, bytes, &mut self.codebooks).map_err(gguf)?;
+            }
+            let mut loose = path.as_os_str().to_owned();
+            loose.push(format!(".{}.bin", kind.name()));
+            let loose = PathBuf::from(loose);
+            if loose.exists() {
+                let bytes = map(&loose)?;
+                sidecar::read(kind, &bytes, &mut self.codebooks).map_err(|source| ModelError::Gguf { path: loose, source })?;
+            }
+        }
+        Ok(())
     }
 
     /// Tensor infos of all shards, for reading the model's keys.

@@ -24,7 +24,7 @@ use std::{
 use ::safetensors::tensor::Dtype;
 use tandem_quant::{DType, SharedBytes};
 
-use crate::ModelError;
+use crate::{ModelError, gguf::sidecar::Codebooks};
 
 /// The element type of a stored tensor, in its file's own terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,11 +89,13 @@ pub struct Storage {
     pub entries: Vec<Entry>,
     /// The header with the model's keys, where the files are GGUF.
     pub gguf: Option<crate::gguf::Header>,
+    /// Codebooks of ROCmFP tensors.
+    pub codebooks: Codebooks,
 }
 
 impl Storage {
     fn empty() -> Self {
-        Self { files: Vec::new(), entries: Vec::new(), gguf: None }
+        Self { files: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new() }
     }
 
     /// Whether a folder holds GGUF files.
