@@ -72,14 +72,23 @@ impl std::fmt::Debug for Engine {
 pub struct Generation {
     id: u64,
     events: mpsc::UnboundedReceiver<GenerationEvent>,
-    /// Takes the id when the value is dropped before its end.
-    cancel: mpsc::UnboundedSender<u64>,
+    /// Is told when the value goes before its end.
+    cancel: mpsc::UnboundedSender<Departure>,
     ended: bool,
 }
 
+/// A client's side of a sequence went before the sequence's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Departure {
+    /// Whose.
+    pub id: u64,
+    /// `Some`: complete from the client's view, with that many tokens (a stop string); `None`: abandoned.
+    pub kept: Option<u32>,
+}
+
 impl Generation {
-    /// A generation and the sender of its events. `id` arrives on `cancel` when the generation is dropped before its end.
-    pub(crate) fn channel(id: u64, cancel: mpsc::UnboundedSender<u64>) -> (mpsc::UnboundedSender<GenerationEvent>, Self) {
+    /// A generation and the sender of its events. `cancel` is told when the generation goes before its end.
+    pub(crate) fn channel(id: u64, cancel: mpsc::UnboundedSender<Departure>) -> (mpsc::UnboundedSender<GenerationEvent>, Self) {
         let (sender, events) = mpsc::unbounded_channel();
         (sender, Self { id, events, cancel, ended: false })
     }
@@ -99,14 +108,24 @@ impl Generation {
         self.ended = event.is_end();
         Some(event)
     }
+
+    /// Ends the sequence because its text is complete: a stop string was found. `kept` = tokens that belong to the answer; later ones that
+    /// are on their way are dropped and not counted.
+    pub fn complete(mut self, kept: u32) {
+        self.depart(Some(kept));
+    }
+
+    fn depart(&mut self, kept: Option<u32>) {
+        if !std::mem::replace(&mut self.ended, true) {
+            // No receiver means that the engine is gone and has nothing left to cancel.
+            let _ = self.cancel.send(Departure { id: self.id, kept });
+        }
+    }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        if !self.ended {
-            // No receiver means that the engine is gone and has nothing left to cancel.
-            let _ = self.cancel.send(self.id);
-        }
+        self.depart(None);
     }
 }
 

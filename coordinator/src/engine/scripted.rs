@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use super::{AdmissionError, GenerateRequest, Generation, GenerationEvent, Inner, Limits, Readiness, check_request};
+use super::{AdmissionError, Departure, GenerateRequest, Generation, GenerationEvent, Inner, Limits, Readiness, check_request};
 
 struct Shared {
     limits: Mutex<Limits>,
@@ -16,7 +16,7 @@ struct Shared {
     live: Mutex<Vec<(u64, watch::Sender<bool>)>>,
     next_id: AtomicU64,
     requests: mpsc::UnboundedSender<ScriptedGeneration>,
-    cancel: mpsc::UnboundedSender<u64>,
+    cancel: mpsc::UnboundedSender<Departure>,
 }
 
 /// The far side of a scripted engine.
@@ -36,7 +36,7 @@ pub struct ScriptedGeneration {
 
 pub(super) fn pair(limits: Limits) -> (Arc<dyn Inner>, ScriptedWorker) {
     let (requests, requests_rx) = mpsc::unbounded_channel();
-    let (cancel, mut cancel_rx) = mpsc::unbounded_channel::<u64>();
+    let (cancel, mut cancel_rx) = mpsc::unbounded_channel::<Departure>();
     let shared = Arc::new(Shared {
         limits: Mutex::new(limits),
         readiness: Mutex::new(Readiness { ready: true, reasons: Vec::new() }),
@@ -48,7 +48,7 @@ pub(super) fn pair(limits: Limits) -> (Arc<dyn Inner>, ScriptedWorker) {
     });
     let weak = Arc::downgrade(&shared);
     tokio::spawn(async move {
-        while let Some(id) = cancel_rx.recv().await {
+        while let Some(Departure { id, .. }) = cancel_rx.recv().await {
             let Some(shared) = weak.upgrade() else { return };
             shared.live.lock().retain(|(live, flag)| *live != id || flag.send(true).is_err());
         }

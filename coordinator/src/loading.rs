@@ -1,0 +1,51 @@
+//! The HTTP server before the checkpoint is open: the port answers from the first second, with 503 and the reasons, and `/livez` and
+//! `/metrics` work already. Once the routes are there, everything goes to them.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use tokio::sync::watch;
+use tower_service::Service as _;
+
+use crate::engine::Engine;
+
+/// When to try again: opening a checkpoint takes seconds.
+const RETRY_AFTER_SECONDS: &str = "5";
+
+#[derive(Clone)]
+struct Loading {
+    routes: watch::Receiver<Option<Router>>,
+    engine: Engine,
+}
+
+/// A router that answers for itself until `routes` has something.
+pub(crate) fn router(routes: watch::Receiver<Option<Router>>, engine: Engine) -> Router {
+    Router::new().fallback(answer).with_state(Loading { routes, engine })
+}
+
+async fn answer(State(loading): State<Loading>, request: Request) -> Response {
+    let routes = loading.routes.borrow().clone();
+    if let Some(mut routes) = routes {
+        return match routes.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+    }
+    match request.uri().path() {
+        "/livez" => axum::Json(json!({"live": true, "reasons": []})).into_response(),
+        "/metrics" => tandem_runtime::admin::exposition(tandem_runtime::metrics::render()),
+        "/version" => axum::Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response(),
+        path => {
+            let reasons = loading.engine.readiness().reasons;
+            let body = if matches!(path, "/readyz" | "/health") {
+                json!({"ready": false, "reasons": reasons})
+            } else {
+                let message = format!("the server is not ready: {}", reasons.join("; "));
+                json!({"error": {"message": message, "type": "server_error", "param": null, "code": "not_ready"}})
+            };
+            (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)], axum::Json(body)).into_response()
+        }
+    }
+}
