@@ -1,16 +1,24 @@
-//! Golden parity of the reference: `tiny` and `tiny-b` against what transformers answers for them in f32.
+//! Whole models on a backend, without the serving loop: golden parity, and random geometries against the oracle.
 //!
-//! The checkpoints and goldens are looked for in `$TANDEM_GOLDENS`, the repository's `tests/fixtures`, and a `shared/golden` folder beside
-//! the repository; where they are in none of these the tests say so and pass.
+//! The goldens are what transformers answers in f32 for `tiny` and `tiny-b` (`tests/fixtures/gold`); the checkpoints are made on the spot.
 
 mod forward;
+mod geometries;
 
 use std::{fs, path::PathBuf};
 
 use forward::{Model, Trace};
 use safetensors::SafeTensors;
-use tandem_kernels::{Precision, reference::ReferenceBackend};
-use tandem_model::Checkpoint;
+use tandem_kernels::{
+    Backend, Precision,
+    cpu::{CpuBackend, CpuOptions},
+    reference::ReferenceBackend,
+};
+use tandem_model::{
+    Checkpoint,
+    synthetic::{Preset, write},
+};
+use tempfile::TempDir;
 
 /// Largest |Δlogit| (the goldens' README: f32 noise is 4.6e-5, a wrong epsilon starts at 1.2e-4).
 const LOGITS_ABS_TOL: f32 = 1e-4;
@@ -19,24 +27,13 @@ const STREAMS_REL_TOL: f32 = 1e-5;
 /// Router weights are sigmoid scores times the scale; they inherit the noise of the row.
 const ROUTER_WEIGHT_ABS_TOL: f32 = 2e-5;
 
-/// A file or folder of the golden data.
-fn find(part: &str) -> Option<PathBuf> {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let named = std::env::var_os("TANDEM_GOLDENS").map(PathBuf::from);
-    let roots = named.into_iter().chain([here.join("../tests/fixtures"), here.join("../../shared/golden")]);
-    let found = roots.map(|root| root.join(part)).find(|p| p.exists());
-    if found.is_none() {
-        eprintln!("SKIPPED: no {part}; set TANDEM_GOLDENS to a folder that holds tiny/, tiny-b/ and gold/");
-    }
-    found
-}
-
-/// A checkpoint with one of its golden files.
-fn open(name: &str, gold: &str) -> Option<(Checkpoint, Gold)> {
-    Some((
-        Checkpoint::open(find(&format!("{name}/config.json"))?.parent()?).unwrap(),
-        Gold::open(find(&format!("gold/{gold}.safetensors"))?),
-    ))
+/// A checkpoint made here from its hash, and one of its golden files.
+fn open(preset: Preset, gold: &str) -> (TempDir, Checkpoint, Gold) {
+    let dir = TempDir::new().unwrap();
+    write(preset, dir.path(), &[]).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let gold = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/gold/{gold}.safetensors"));
+    (dir, checkpoint, Gold::open(gold))
 }
 
 struct Gold(Vec<u8>);
@@ -101,28 +98,17 @@ fn check_layers(trace: &Trace, gold: &Gold) {
     assert!(error <= LOGITS_ABS_TOL, "logits: {error:e}");
 }
 
-fn every_layer_matches(name: &str) {
-    let Some((checkpoint, gold)) = open(name, &format!("{name}-debug")) else { return };
-    let tokens = gold.tokens("input_ids");
-    check_layers(&Model::load(ReferenceBackend::<f32>::new(Precision::F32), &checkpoint, 64).forward(&tokens, 0), &gold);
-    check_layers(&Model::load(ReferenceBackend::<f64>::new(Precision::F32), &checkpoint, 64).forward(&tokens, 0), &gold);
-}
-
-#[test]
-fn every_layer_of_tiny_matches() {
-    every_layer_matches("tiny");
-}
-
-#[test]
-fn every_layer_of_tiny_b_matches() {
-    every_layer_matches("tiny-b");
+/// A 29-token prompt, in one prefill.
+fn every_layer_matches<B: Backend>(backend: B, preset: Preset, name: &str) {
+    let (_dir, checkpoint, gold) = open(preset, &format!("{name}-debug"));
+    check_layers(&Model::load(backend, &checkpoint, 64).forward(&gold.tokens("input_ids"), 0), &gold);
 }
 
 /// Prompts in chunks, then the greedy continuation token by token.
-fn prompts_and_continuations_match(name: &str, lengths: &[usize], chunk: usize) {
-    let Some((checkpoint, gold)) = open(name, name) else { return };
+fn prompts_and_continuations_match<B: Backend>(backend: B, preset: Preset, name: &str, lengths: &[usize], chunk: usize) {
+    let (_dir, checkpoint, gold) = open(preset, name);
     let vocab = checkpoint.geometry().vocab;
-    let mut model = Model::load(ReferenceBackend::<f32>::new(Precision::F32), &checkpoint, 256);
+    let mut model = Model::load(backend, &checkpoint, 256);
     for n in lengths {
         let tokens = gold.tokens(&format!("p{n}.input_ids"));
         model.reset();
@@ -145,13 +131,42 @@ fn prompts_and_continuations_match(name: &str, lengths: &[usize], chunk: usize) 
     }
 }
 
-#[test]
-fn tiny_continues_as_the_goldens_do() {
-    prompts_and_continuations_match("tiny", &[1, 17, 70], 64);
-    prompts_and_continuations_match("tiny", &[3, 4], 1);
+/// The goldens on one backend: both checkpoints, whole layers, and continuations after prompts in chunks of different sizes.
+macro_rules! goldens {
+    ($name:ident, $backend:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn every_layer_of_tiny_matches() {
+                every_layer_matches($backend, Preset::Tiny, "tiny");
+            }
+
+            #[test]
+            fn every_layer_of_tiny_b_matches() {
+                every_layer_matches($backend, Preset::TinyB, "tiny-b");
+            }
+
+            #[test]
+            fn tiny_continues() {
+                prompts_and_continuations_match($backend, Preset::Tiny, "tiny", &[1, 17, 70], 64);
+                prompts_and_continuations_match($backend, Preset::Tiny, "tiny", &[3, 4], 1);
+            }
+
+            #[test]
+            fn tiny_b_continues() {
+                prompts_and_continuations_match($backend, Preset::TinyB, "tiny-b", &[1, 3, 4, 17, 70, 200], 7);
+            }
+        }
+    };
 }
 
+goldens!(reference, ReferenceBackend::<f32>::new(Precision::F32));
+goldens!(cpu, CpuBackend::new(CpuOptions::new(Precision::F32)).unwrap());
+
+/// The oracle must be nearer to the goldens than the tolerance by far: what is left is the goldens' own f32 noise.
 #[test]
-fn tiny_b_continues_as_the_goldens_do() {
-    prompts_and_continuations_match("tiny-b", &[1, 3, 4, 17, 70, 200], 7);
+fn the_oracle_matches() {
+    every_layer_matches(ReferenceBackend::<f64>::new(Precision::F32), Preset::Tiny, "tiny");
+    every_layer_matches(ReferenceBackend::<f64>::new(Precision::F32), Preset::TinyB, "tiny-b");
 }
