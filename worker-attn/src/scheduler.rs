@@ -6,6 +6,9 @@
 //! * Requests join and leave at step boundaries; order of arrival is order of service.
 //! * Every running sequence that is one token behind (decode) gets its row in every step. What is left of the token budget goes to
 //!   prefill chunks, in order of arrival, so that decode never waits for a whole prefill.
+//! * A chunk is whole or waits: prompts are cut at multiples of the chunk size, whoever else is in the batch, so that what a request is
+//!   answered does not depend on its neighbours by a single bit. The chunk size leaves room for a full batch of decode rows, so the
+//!   first prefill always has its chunk.
 //! * Pages are taken as they are needed. When none is free, the latest arrival gives up its state and waits to be computed anew: the
 //!   earliest sequence is never preempted, so something always finishes.
 //! * A waiting sequence joins only when the pages of its known tokens are free *and* not already promised to a running prefill.
@@ -21,9 +24,12 @@ pub struct Capacity {
     pub page_tokens: usize,
     /// Rows of one step (the token budget); at least `slots`.
     pub max_rows: usize,
-    /// Rows of one sequence in one step.
+    /// Rows of one sequence in one step; [`Scheduler::new`] lowers it to what a full batch of decode rows leaves of `max_rows`.
     pub prefill_chunk: usize,
 }
+
+/// A chunk that had to be lowered is a whole number of these rows, where it can be: devices work through prompts in such blocks.
+const CHUNK_BLOCK: usize = 16;
 
 impl Capacity {
     /// Pages for `tokens` tokens.
@@ -86,7 +92,11 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// An empty scheduler.
-    pub fn new(capacity: Capacity) -> Self {
+    pub fn new(mut capacity: Capacity) -> Self {
+        let room = (capacity.max_rows + 1).saturating_sub(capacity.slots).max(1);
+        if capacity.prefill_chunk > room {
+            capacity.prefill_chunk = if room < CHUNK_BLOCK { room } else { room / CHUNK_BLOCK * CHUNK_BLOCK };
+        }
         Self { capacity, waiting: Vec::new(), running: Vec::new(), arrivals: 0 }
     }
 
@@ -146,9 +156,10 @@ impl Scheduler {
         let mut rows = vec![0; self.running.len()];
         for decode in [true, false] {
             for (rows, e) in rows.iter_mut().zip(&self.running) {
-                if (e.pending() == 1) == decode {
-                    *rows = e.pending().min(self.capacity.prefill_chunk).min(*budget);
-                    *budget -= *rows;
+                let chunk = e.pending().min(self.capacity.prefill_chunk);
+                if (e.pending() == 1) == decode && chunk <= *budget {
+                    *rows = chunk;
+                    *budget -= chunk;
                 }
             }
         }
@@ -175,11 +186,11 @@ impl Scheduler {
     fn admit(&mut self, budget: &mut usize, rows: &mut Vec<usize>, plan: &mut Plan) {
         while let Some(next) = self.waiting.first() {
             let whole = self.capacity.pages_for(next.tokens + 1).min(self.capacity.pages);
-            if *budget == 0 || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
+            let chunk = next.tokens.min(self.capacity.prefill_chunk);
+            if chunk > *budget || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
                 return;
             }
             let mut e = self.waiting.remove(0);
-            let chunk = e.tokens.min(self.capacity.prefill_chunk).min(*budget);
             *budget -= chunk;
             e.pages = self.capacity.pages_for(chunk);
             plan.admitted.push(e.id);

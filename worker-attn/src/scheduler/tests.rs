@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn capacity() -> Capacity {
-    Capacity { slots: 4, pages: 8, page_tokens: 4, max_rows: 8, prefill_chunk: 6 }
+    Capacity { slots: 3, pages: 8, page_tokens: 4, max_rows: 8, prefill_chunk: 6 }
 }
 
 /// Applies a plan as the engine does: every last row samples a token.
@@ -27,10 +27,18 @@ fn decode_rows_come_first_and_prefill_takes_what_is_left() {
     s.submit(1, 2);
     assert_eq!(rows(&run(&mut s)), [(1, 2, true)]);
     s.submit(2, 14);
-    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 6, false)], "a chunk of 6, beside a decode row");
     s.submit(3, 3);
-    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (3, 1, false), (2, 6, false)], "the rest of the budget of 8");
-    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 2, true), (3, 2, true)]);
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 6, false)], "a chunk of 6 beside a decode row; 3 rows do not fit any more");
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 6, false)]);
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 2, true), (3, 3, true)]);
+    assert_eq!(rows(&run(&mut s)), [(1, 1, true), (2, 1, true), (3, 1, true)]);
+}
+
+#[test]
+fn a_chunk_leaves_room_for_a_full_batch() {
+    let chunk =
+        |slots, max_rows, prefill_chunk| Scheduler::new(Capacity { slots, max_rows, prefill_chunk, ..capacity() }).capacity().prefill_chunk;
+    assert_eq!((chunk(8, 256, 256), chunk(8, 256, 7), chunk(4, 4, 9), chunk(3, 8, 8)), (240, 7, 1, 6));
 }
 
 #[test]

@@ -1,0 +1,263 @@
+//! Continuous batching over a whole small model: what a request is answered depends on nothing but the request, and whatever it held is
+//! free when it ends.
+
+mod common;
+#[path = "common/requests.rs"]
+mod requests;
+
+use std::{
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant},
+};
+
+use common::Gold;
+use requests::{End, Harness, request};
+use tandem_kernels::{Precision, reference::ReferenceBackend};
+use tandem_model::synthetic::Preset;
+use tandem_proto::attn::v1::ErrorCode;
+use tandem_worker_attn::{Model, RunnerLimits, engine::sequence::Request, hop::LocalOnly, sampler::SamplingParams};
+
+type B = ReferenceBackend<f32>;
+
+static MODEL: LazyLock<Arc<Model<B>>> = LazyLock::new(|| common::model(B::new(Precision::F32), &common::preset(Preset::TinyB)));
+static GOLD: LazyLock<Gold> = LazyLock::new(|| Gold::open("tiny-b.safetensors"));
+
+fn limits() -> RunnerLimits {
+    RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024 }
+}
+
+fn harness() -> Harness<B, LocalOnly> {
+    Harness::local(&MODEL, limits(), 16)
+}
+
+fn prompt(n: usize) -> Vec<u32> {
+    GOLD.ids(&format!("p{n}.input_ids"))
+}
+
+/// Sampling with everything on.
+fn sampled(seed: u64, choice: u32) -> SamplingParams {
+    SamplingParams {
+        temperature: 1.3,
+        top_k: 50,
+        top_p: 0.95,
+        min_p: 0.001,
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.3,
+        presence_penalty: 0.2,
+        seed,
+        choice,
+        logit_bias: vec![(7, 1.5)],
+    }
+}
+
+#[test]
+fn greedy_continuations_match_the_goldens_when_all_prompts_run_together() {
+    let mut h = harness();
+    let prompts = [1, 3, 4, 17, 70, 200];
+    for n in prompts {
+        h.submit(request(n as u64, &prompt(n), 48));
+    }
+    let answers = h.finish();
+    for n in prompts {
+        assert_eq!(answers[&(n as u64)].tokens, GOLD.ids(&format!("p{n}.greedy")), "prompt {n}");
+        assert_eq!(answers[&(n as u64)].end, Some(End::Length));
+    }
+    h.assert_empty();
+}
+
+#[test]
+fn a_batch_answers_bit_for_bit_as_each_request_alone() {
+    let requests = || {
+        let with = |id, n, sampling| Request { sampling, logprobs: Some(3), ..request(id, &prompt(n), 12) };
+        [
+            with(1, 17, SamplingParams::default()),
+            with(2, 70, sampled(5, 0)),
+            with(3, 3, sampled(5, 1)),
+            with(4, 4, SamplingParams { temperature: 0.7, seed: 9, ..SamplingParams::default() }),
+            with(5, 1, sampled(6, 0)),
+        ]
+    };
+    let mut together = harness();
+    for (i, r) in requests().into_iter().enumerate() {
+        together.submit(r);
+        // Each joins when the others are somewhere else.
+        for _ in 0..i {
+            together.step();
+        }
+    }
+    let together = together.finish();
+    for r in requests() {
+        let id = r.id;
+        let mut alone = harness();
+        alone.submit(r);
+        assert_eq!(alone.finish()[&id], together[&id], "request {id}");
+    }
+}
+
+#[test]
+fn a_seed_gives_one_answer_and_choices_differ() {
+    let mut h = harness();
+    for (id, seed, choice) in [(1, 11, 0), (2, 11, 0), (3, 11, 1), (4, 12, 0)] {
+        h.submit(Request { sampling: sampled(seed, choice), ..request(id, &prompt(4), 16) });
+    }
+    let a = h.finish();
+    assert_eq!(a[&1].tokens, a[&2].tokens);
+    assert_ne!(a[&1].tokens, a[&3].tokens);
+    assert_ne!(a[&1].tokens, a[&4].tokens);
+}
+
+#[test]
+fn a_preempted_request_is_answered_the_same() {
+    let run = |kv_tokens| {
+        let mut h = Harness::local(&MODEL, RunnerLimits { kv_tokens, ..limits() }, 16);
+        for (id, n) in [(1, 70), (2, 17), (3, 4)] {
+            h.submit(Request { sampling: if id == 2 { sampled(3, 0) } else { SamplingParams::default() }, ..request(id, &prompt(n), 100) });
+        }
+        let answers = h.finish();
+        h.assert_empty();
+        answers
+    };
+    // Pages hold 63 tokens: the three need 3 + 2 + 2 of them in the end, and get 4.
+    let (roomy, tight) = (run(1024), run(252));
+    assert!(tight.values().any(|a| a.started > 1), "somebody was preempted");
+    assert!(roomy.values().all(|a| a.started == 1));
+    for (id, a) in &roomy {
+        assert_eq!((&tight[id].tokens, &tight[id].indices, &tight[id].end), (&a.tokens, &a.indices, &a.end), "request {id}");
+    }
+}
+
+#[test]
+fn a_resumed_request_goes_on_with_the_same_tokens() {
+    for sampling in [SamplingParams::default(), sampled(21, 2)] {
+        let whole = {
+            let mut h = harness();
+            h.submit(Request { sampling: sampling.clone(), ..request(1, &prompt(17), 30) });
+            h.finish()[&1].clone()
+        };
+        for cut in [1, 12, 29, 30] {
+            let mut h = harness();
+            h.submit(Request { sampling: sampling.clone(), emitted: whole.tokens[..cut].to_vec(), ..request(2, &prompt(17), 30) });
+            let rest = h.finish()[&2].clone();
+            assert_eq!(rest.tokens, whole.tokens[cut..], "cut at {cut}");
+            assert_eq!(rest.indices, (cut as u32..30).collect::<Vec<_>>());
+            assert_eq!(rest.end, Some(End::Length));
+        }
+    }
+}
+
+#[test]
+fn stop_ids_end_without_being_emitted_and_are_banned_before_min_tokens() {
+    let greedy = GOLD.ids("p17.greedy");
+    let stop = greedy[5];
+    let first = greedy.iter().position(|id| *id == stop).unwrap();
+    let mut h = harness();
+    h.submit(Request { stop_ids: vec![stop], ..request(1, &prompt(17), 48) });
+    h.submit(Request { stop_ids: vec![stop], min_tokens: first + 3, ..request(2, &prompt(17), 48) });
+    let a = h.finish();
+    assert_eq!((&a[&1].tokens, &a[&1].end), (&greedy[..first].to_vec(), &Some(End::Stop(stop))));
+    assert!(a[&2].tokens.len() >= first + 3 && !a[&2].tokens[..first + 3].contains(&stop));
+}
+
+#[test]
+fn a_bias_forces_or_bans_a_token() {
+    let first = GOLD.ids("p4.greedy")[0];
+    let mut h = harness();
+    let with =
+        |id, bias| Request { sampling: SamplingParams { logit_bias: bias, ..SamplingParams::default() }, ..request(id, &prompt(4), 4) };
+    h.submit(with(1, vec![(123, 100.0)]));
+    h.submit(with(2, vec![(first, f32::NEG_INFINITY)]));
+    let a = h.finish();
+    assert_eq!(a[&1].tokens, [123; 4]);
+    assert_ne!(a[&2].tokens[0], first);
+}
+
+#[test]
+fn prompt_logprobs_cover_every_position_once_whatever_the_chunks() {
+    let vocab = MODEL.geometry().vocab;
+    let (ids, logits) = (prompt(17), GOLD.f32s("p17.logits"));
+    for chunk in [1, 5, 16] {
+        let mut h = Harness::local(&MODEL, limits(), chunk);
+        h.submit(Request { prompt_logprobs: Some(2), logprobs: Some(2), ..request(1, &ids, 1) });
+        h.submit(Request { prompt_logprobs: Some(0), ..request(2, &ids, 0) });
+        h.submit(Request { prompt_logprobs: Some(1), ..request(3, &ids[..1], 0) });
+        let a = h.finish();
+        assert_eq!((a[&1].prompt.len(), a[&2].prompt.len(), a[&3].prompt.len()), (16, 16, 0));
+        assert_eq!((a[&1].tokens.len(), a[&2].tokens.len(), &a[&2].end, &a[&3].end), (1, 0, &Some(End::Length), &Some(End::Length)));
+        for (p, position) in a[&1].prompt.iter().enumerate() {
+            let row = &logits[p * vocab..(p + 1) * vocab];
+            let max = row.iter().copied().fold(f32::MIN, f32::max);
+            let norm = row.iter().map(|v| f64::from(v - max).exp()).sum::<f64>().ln() as f32 + max;
+            let actual = position.actual.clone().unwrap();
+            assert_eq!(actual.id, ids[p + 1]);
+            assert!((actual.logprob - (row[ids[p + 1] as usize] - norm)).abs() <= 2e-4, "position {}", p + 1);
+            assert_eq!(position.top[0].id, common::argmax(row));
+            assert_eq!((position.top.len(), position.top[1].rank), (2, 2));
+        }
+    }
+}
+
+#[test]
+fn cancelling_frees_everything_at_once_in_every_phase() {
+    let mut h = harness();
+    h.submit(request(1, &prompt(200), 48));
+    h.submit(request(2, &prompt(4), 48));
+    for id in 3..9 {
+        h.submit(request(id, &prompt(3), 48));
+    }
+    for _ in 0..3 {
+        h.step();
+    }
+    // 1 is in the middle of its prefill, 2 decodes, 8 waits.
+    for id in [1, 2, 8] {
+        h.engine.cancel(id);
+    }
+    let a = h.finish();
+    for id in [1, 2, 8] {
+        assert_eq!(a[&id].end, Some(End::Cancelled));
+    }
+    assert_eq!((a[&1].tokens.len(), a[&8].started), (0, 0));
+    assert_eq!(a[&7].tokens, GOLD.ids("p3.greedy"), "the others went on");
+    h.assert_empty();
+    h.engine.cancel(1);
+    assert_eq!(h.answers(), a, "cancelling what is gone says nothing");
+}
+
+#[test]
+fn an_overdue_request_ends_with_an_error_and_the_others_go_on() {
+    let mut h = harness();
+    h.submit(Request { deadline: Instant::now() + Duration::from_secs(3000), ..request(1, &prompt(4), 20) });
+    h.submit(request(2, &prompt(3), 20));
+    h.step();
+    h.engine.step(Instant::now() + Duration::from_secs(3001)).unwrap();
+    let a = h.finish();
+    assert!(matches!(a[&1].end, Some(End::Error(ErrorCode::Deadline, _))));
+    assert_eq!(a[&2].tokens, GOLD.ids("p3.greedy")[..20]);
+    h.assert_empty();
+}
+
+#[test]
+fn what_can_never_run_is_refused_with_numbers() {
+    let mut h = Harness::local(&MODEL, RunnerLimits { kv_tokens: 63, ..limits() }, 16);
+    h.submit(request(1, &prompt(70), 10));
+    h.submit(request(2, &[], 10));
+    h.submit(request(3, &[384], 10));
+    h.submit(request(4, &prompt(3), 5));
+    let a = h.finish();
+    let reason = |id: u64| match &a[&id].end {
+        Some(End::Error(ErrorCode::Invalid, reason)) => reason.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(reason(1).contains("70 prompt tokens") && reason(1).contains("holds 63"), "{}", reason(1));
+    assert!(reason(2).contains("empty"));
+    assert!(reason(3).contains("384"));
+    assert_eq!(a[&4].tokens.len(), 5, "the next one is served");
+}
+
+#[test]
+fn a_sequence_ends_where_the_context_ends() {
+    let mut h = Harness::local(&MODEL, RunnerLimits { max_seq_len: 24, ..limits() }, 16);
+    h.submit(request(1, &prompt(17), 100));
+    let a = h.finish();
+    assert_eq!((a[&1].tokens.as_slice(), &a[&1].end), (&GOLD.ids("p17.greedy")[..7], &Some(End::Length)));
+    h.assert_empty();
+}
