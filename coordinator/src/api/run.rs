@@ -1,0 +1,149 @@
+//! The running sequences of one request, merged into one stream of updates.
+//!
+//! A [`Run`] owns its [`Generation`]s, and dropping one cancels its sequence. So a client that goes away cancels everything in every
+//! phase: the server drops the handler (not streamed) or the body (streamed), and with it the run.
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+
+use super::ApiError;
+use super::choice::{Choice, Delta, End, TokenOut};
+use crate::engine::{Generation, GenerationEvent};
+use crate::text::Part;
+
+/// What happened to one sequence of a run.
+#[derive(Debug)]
+pub enum Update {
+    /// Sequence `.0` went on.
+    Delta(usize, Delta),
+    /// A sequence failed, and with it the request: all others are cancelled.
+    Failed(ApiError),
+}
+
+/// One prompt of a run.
+#[derive(Clone, Debug)]
+pub struct RunPrompt {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// Its text, for `echo`.
+    pub text: String,
+}
+
+type Step = BoxFuture<'static, (usize, Generation, Option<GenerationEvent>)>;
+
+/// The sequences of one request. Sequence `i` belongs to prompt `i / n`.
+pub struct Run {
+    steps: FuturesUnordered<Step>,
+    /// The sequences' texts and counts.
+    pub choices: Vec<Choice>,
+    /// The prompts.
+    pub prompts: Vec<RunPrompt>,
+    /// Choices per prompt.
+    pub n: usize,
+    request_id: String,
+    /// All sequences ended, or the request failed.
+    over: bool,
+}
+
+/// The whole answer of one sequence.
+#[derive(Debug, Default)]
+pub struct Whole {
+    /// Reasoning text.
+    pub reasoning: String,
+    /// Answer text.
+    pub content: String,
+    /// The tokens that count.
+    pub tokens: Vec<TokenOut>,
+    /// How it ended.
+    pub end: Option<End>,
+}
+
+impl Run {
+    /// Joins `generations` with their texts, `n` for each prompt.
+    pub fn new(generations: Vec<Generation>, choices: Vec<Choice>, prompts: Vec<RunPrompt>, n: usize, request_id: String) -> Self {
+        let steps = generations.into_iter().enumerate().map(|(i, generation)| step(i, generation)).collect();
+        Self { steps, choices, prompts, n, request_id, over: false }
+    }
+
+    /// The prompt of sequence `choice`.
+    pub fn prompt_of(&self, choice: usize) -> &RunPrompt {
+        &self.prompts[choice / self.n.max(1)]
+    }
+
+    /// The next update that shows; `None` when all sequences have ended, or one has failed. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Update> {
+        loop {
+            let Some((i, generation, event)) = self.steps.next().await else {
+                self.over = true;
+                return None;
+            };
+            let choice = &mut self.choices[i];
+            let delta = match event {
+                Some(GenerationEvent::Started) => None,
+                Some(GenerationEvent::PromptLogprobs(mut positions)) => {
+                    choice.prompt_positions.append(&mut positions);
+                    None
+                }
+                Some(GenerationEvent::Tokens(events)) => Some(choice.tokens(events)),
+                Some(GenerationEvent::Finished { reason }) => Some(choice.finish(reason)),
+                Some(GenerationEvent::Error(error)) => return Some(self.fail(error.into())),
+                None => return Some(self.fail(ApiError::internal("a sequence ended without a reason"))),
+            };
+            if !choice.is_ended() {
+                self.steps.push(step(i, generation));
+            }
+            // Else the generation is dropped here: one that ended at a stop string is cancelled at once.
+            if let Some(delta) = delta {
+                return Some(Update::Delta(i, delta));
+            }
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> Update {
+        self.steps.clear();
+        self.over = true;
+        tracing::warn!(request_id = %self.request_id, status = error.status.as_u16(), "request failed: {}", error.message);
+        Update::Failed(error)
+    }
+
+    /// Waits for all sequences.
+    pub async fn collect(&mut self) -> Result<Vec<Whole>, ApiError> {
+        let mut all: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
+        while let Some(update) = self.next().await {
+            match update {
+                Update::Delta(i, delta) => all[i].add(delta),
+                Update::Failed(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.over {
+            metrics::counter!("tandem_http_client_disconnects_total").increment(1);
+            tracing::info!(request_id = %self.request_id, "client went away; its sequences are cancelled");
+        }
+    }
+}
+
+impl Whole {
+    fn add(&mut self, delta: Delta) {
+        for part in delta.parts {
+            match part {
+                Part::Reasoning(text) => self.reasoning.push_str(&text),
+                Part::Content(text) => self.content.push_str(&text),
+            }
+        }
+        self.tokens.extend(delta.tokens);
+        self.end = delta.end.or(self.end.take());
+    }
+}
+
+fn step(i: usize, mut generation: Generation) -> Step {
+    Box::pin(async move {
+        let event = generation.next().await;
+        (i, generation, event)
+    })
+}

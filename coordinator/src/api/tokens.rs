@@ -1,0 +1,78 @@
+//! `/tokenize` and `/detokenize`, with vLLM's fields.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::openai::chat::{Rendering, render};
+use super::openai::{Int, token_id};
+use super::state::App;
+use super::{ApiError, body};
+
+#[derive(Deserialize)]
+struct TokenizeRequest {
+    model: Option<String>,
+    prompt: Option<String>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+    messages: Option<Vec<Map<String, Value>>>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    reasoning_effort: Option<String>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+}
+
+/// `{prompt}` or `{messages}` → `{count, max_model_len, tokens, token_strs}`.
+pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
+    let bytes = body::read(&headers, body, app.options.body_limit).await?;
+    let request: TokenizeRequest = body::parse(&bytes)?;
+    app.check_model(request.model.as_deref())?;
+    let text = match (request.prompt, request.messages) {
+        (Some(prompt), None) => prompt,
+        (None, Some(messages)) => render(
+            &app,
+            Rendering {
+                messages,
+                tools: request.tools,
+                tool_choice: request.tool_choice,
+                reasoning_effort: request.reasoning_effort,
+                kwargs: request.chat_template_kwargs,
+                add_generation_prompt: request.add_generation_prompt,
+                continue_final_message: request.continue_final_message.unwrap_or(false),
+            },
+        )?,
+        _ => return Err(ApiError::invalid("prompt", "either prompt (a string) or messages is needed")),
+    };
+    let ids = app.encode(text, request.add_special_tokens.unwrap_or(false)).await?;
+    let strings: Option<Vec<String>> =
+        request.return_token_strs.unwrap_or(false).then(|| ids.iter().map(|&id| app.model.tokenizer.token_text(id)).collect());
+    Ok(Json(json!({
+        "count": ids.len(),
+        "max_model_len": app.engine.limits().max_seq_len,
+        "tokens": ids,
+        "token_strs": strings,
+    })))
+}
+
+#[derive(Deserialize)]
+struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<Int>,
+}
+
+/// `{tokens}` → `{prompt}`.
+pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
+    let bytes = body::read(&headers, body, app.options.body_limit).await?;
+    let request: DetokenizeRequest = body::parse(&bytes)?;
+    app.check_model(request.model.as_deref())?;
+    let ids: Result<Vec<u32>, ApiError> =
+        request.tokens.into_iter().enumerate().map(|(i, id)| token_id(id, app.model.vocab, "tokens", i)).collect();
+    Ok(Json(json!({"prompt": app.model.tokenizer.decode(&ids?, false)})))
+}
