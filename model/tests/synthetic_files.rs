@@ -53,3 +53,14 @@ fn presets_are_bit_identical() {
         }
     }
 }
+
+/// 1.25 GB on disk: run with `--ignored`.
+#[test]
+#[ignore = "writes 1.25 GB"]
+fn the_benchmark_model_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    synthetic::write(Preset::Small, dir.path(), &[]).unwrap();
+    let checkpoint = tandem_model::Checkpoint::open(dir.path()).unwrap();
+    assert!(checkpoint.warnings().is_empty());
+    assert_eq!(checkpoint.total_bytes() / 10_000_000, 124);
+}
