@@ -243,7 +243,7 @@ impl Geometry {
         {
             return Err(c.error("num_key_value_heads", format!("{} (= num_attention_heads)", self.attn_heads), kv.to_string()));
         }
-        if self.index_topk % self.kpool != 0 {
+        if !self.index_topk.is_multiple_of(self.kpool) {
             return Err(c.error("index_topk", format!("a multiple of index_kpool ({})", self.kpool), self.index_topk.to_string()));
         }
         Ok(())
@@ -255,7 +255,7 @@ impl Geometry {
         if self.topk > self.experts {
             return Err(c.error("num_experts_per_tok", format!("at most n_routed_experts ({})", self.experts), self.topk.to_string()));
         }
-        if self.experts % self.groups != 0 {
+        if !self.experts.is_multiple_of(self.groups) {
             return Err(c.error("n_group", format!("a divisor of n_routed_experts ({})", self.experts), self.groups.to_string()));
         }
         if self.groups > 1 && self.experts / self.groups < 2 {

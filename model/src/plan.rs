@@ -7,7 +7,7 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
-use crate::{Geometry, Resident, Shard, shard::ranges_of};
+use crate::{Geometry, Resident, Shard, resident::LayerExperts, shard::ranges_of};
 
 /// The axis along which routed experts are cut over workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -220,7 +220,7 @@ fn part(len: usize, i: usize, n: usize) -> Range<usize> {
 }
 
 /// The experts that are not resident, layers with equal ones together.
-fn remaining(g: &Geometry, resident: &[(u32, Vec<Range<u32>>)]) -> Vec<Group> {
+fn remaining(g: &Geometry, resident: &[LayerExperts]) -> Vec<Group> {
     let left = g.moe_layers().into_iter().filter_map(|layer| {
         let layer = layer as u32;
         let taken = resident.iter().find(|(l, _)| *l == layer).map_or(&[][..], |(_, ranges)| ranges);
@@ -230,7 +230,7 @@ fn remaining(g: &Geometry, resident: &[(u32, Vec<Range<u32>>)]) -> Vec<Group> {
     grouped(left.collect())
 }
 
-fn grouped(by_layer: Vec<(u32, Vec<Range<u32>>)>) -> Vec<Group> {
+fn grouped(by_layer: Vec<LayerExperts>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (layer, left) in by_layer {
         match groups.iter_mut().find(|group| group.left == left) {

@@ -11,6 +11,9 @@ use crate::{
     shard::{normalise, parse_range, write_range},
 };
 
+/// A layer and some of its experts, as disjoint ascending ranges.
+pub type LayerExperts = (u32, Vec<Range<u32>>);
+
 /// Some layers' experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResidentRange {
@@ -33,12 +36,12 @@ pub enum Resident {
 }
 
 impl Resident {
-    /// The resident experts of each MoE layer, as disjoint ascending ranges: (layer, ranges), ascending; layers with none are left out.
+    /// The resident experts of each MoE layer, ascending; layers with none are left out.
     /// Dense layers inside a range are passed over: they are always at the attention worker.
     ///
     /// # Errors
     /// A layer or expert that does not exist, a range without any MoE layer, an expert named twice.
-    pub fn experts_by_layer(&self, g: &Geometry) -> Result<Vec<(u32, Vec<Range<u32>>)>, PlanError> {
+    pub fn experts_by_layer(&self, g: &Geometry) -> Result<Vec<LayerExperts>, PlanError> {
         let moe: Vec<u32> = g.moe_layers().iter().map(|l| *l as u32).collect();
         let everything = 0..g.experts as u32;
         let ranges = match self {

@@ -60,7 +60,6 @@ impl Recipe {
         let s = &self.stream;
         let range = range.start as u64..range.end as u64;
         match self.fill {
-            Fill::Normal { offset, gain } if offset == 0.0 => out.extend(range.map(|i| (s.normal(i) * gain) as f32)),
             Fill::Normal { offset, gain } => out.extend(range.map(|i| (offset + gain * s.normal(i)) as f32)),
             Fill::Uniform { low, high } => out.extend(range.map(|i| (low + (high - low) * s.uniform(i)) as f32)),
             Fill::OpposedHeads { head, gain } => out.extend(range.map(|i| {
