@@ -240,11 +240,10 @@ impl Membership {
     /// # Errors
     /// One line, if no live attention worker has that name and epoch.
     pub fn attach(&mut self, name: &str, epoch: u64) -> Result<wire::Limits, String> {
-        let member = self
-            .members
-            .get_mut(name)
-            .filter(|member| member.hello.epoch == epoch && member.hello.role() == wire::Role::Attn)
-            .ok_or_else(|| format!("attach: no live attention worker is called {name} with epoch {epoch:#x}; join over control.v1 first"))?;
+        let member =
+            self.members.get_mut(name).filter(|member| member.hello.epoch == epoch && member.hello.role() == wire::Role::Attn).ok_or_else(
+                || format!("attach: no live attention worker is called {name} with epoch {epoch:#x}; join over control.v1 first"),
+            )?;
         let before = member.serving();
         member.attached = true;
         let (session, limits) = (member.session, member.hello.limits.unwrap_or_default());

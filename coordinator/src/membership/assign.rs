@@ -54,7 +54,8 @@ fn requested(membership: &Membership, hello: &wire::Hello) -> Result<Vec<u32>, w
         // The plan covers each cell once, so equal volumes mean equal sets of cells.
         if inside.iter().map(|shard| volume(shard)).sum::<u64>() != volume(&asked) || volume(&asked) == 0 {
             let needed = plan.shards.iter().map(|shard| format!("`{shard}`")).collect::<Vec<_>>().join(" or ");
-            let hint = "ask for one of these or a union of them, or change --split, --expert-workers or --resident-layers of `tandem serve`";
+            let hint =
+                "ask for one of these or a union of them, or change --split, --expert-workers or --resident-layers of `tandem serve`";
             return Err(refuse("requested_shards", needed, format!("`{asked}`"), hint));
         }
         ids.extend(inside.iter().map(|shard| shard.id).filter(|id| !plan.local.contains(id)));

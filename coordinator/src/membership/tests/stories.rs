@@ -36,7 +36,9 @@ impl Story {
                     Ok(accept) => {
                         writeln!(out, "accepted with shards {:?}", accept.shards.iter().map(|shard| shard.id).collect::<Vec<_>>())
                     }
-                    Err(refuse) => writeln!(out, "refused: {}: needed {}, got {}; {}", refuse.field, refuse.needed, refuse.got, refuse.hint),
+                    Err(refuse) => {
+                        writeln!(out, "refused: {}: needed {}, got {}; {}", refuse.field, refuse.needed, refuse.got, refuse.hint)
+                    }
                 }
                 .expect("string");
             }
@@ -70,7 +72,9 @@ impl Story {
         let version = self.membership.routes().version;
         for change in self.membership.take_changes() {
             let text = match change {
-                Change::Up { name, role, restart } => format!("up {name} {}{}", role.as_str_name(), if restart { " (restart)" } else { "" }),
+                Change::Up { name, role, restart } => {
+                    format!("up {name} {}{}", role.as_str_name(), if restart { " (restart)" } else { "" })
+                }
                 Change::Down { name, epoch, why, .. } => format!("down {name} epoch {epoch}: {why}"),
                 Change::Close { session, why } => format!("close session {}: {why}", session.0),
                 Change::Serving { name, ready, .. } => format!("{name} {}", if ready { "serves" } else { "does not serve" }),
