@@ -89,10 +89,12 @@ impl Run {
                 Some(GenerationEvent::Error(error)) => return Some(self.fail(error.into())),
                 None => return Some(self.fail(ApiError::internal("a sequence ended without a reason"))),
             };
-            if !choice.is_ended() {
+            if choice.is_ended() {
+                // One that ended at a stop string is cancelled at once, as complete; to one that ended by itself this is nothing new.
+                generation.complete(choice.completion_tokens);
+            } else {
                 self.steps.push(step(i, generation));
             }
-            // Else the generation is dropped here: one that ended at a stop string is cancelled at once.
             if let Some(delta) = delta {
                 return Some(Update::Delta(i, delta));
             }
