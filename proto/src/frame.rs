@@ -111,8 +111,6 @@ pub enum ErrorCode {
     Engine = 1,
     /// The dispatch does not fit the handshake (shard not held, too many rows, wrong length).
     Invalid = 2,
-    /// The worker is going away; try another holder.
-    Draining = 3,
 }
 
 impl ErrorCode {
@@ -120,7 +118,6 @@ impl ErrorCode {
     pub fn from_aux(aux: u32) -> Self {
         match aux {
             2 => Self::Invalid,
-            3 => Self::Draining,
             _ => Self::Engine,
         }
     }

@@ -1,11 +1,21 @@
-//! Attention side of the hop (being written: signatures are settled, calls answer [`HopError::StaleTicket`] until then).
+//! Attention side of the hop. The step thread owns a [`HostHop`] and with it a `current_thread` runtime: links live on that thread and
+//! move only while it is inside a call. `host/session.rs` is a link, `host/fleet.rs` the workers, `host/pending.rs` a submission,
+//! `host/drive.rs` what happens between the two.
 
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
+use self::drive::Drive;
+use self::pending::{Pending, Submission};
 use super::{HopError, HopOptions};
 use crate::route_table::RouteTable;
+
+mod drive;
+mod fleet;
+mod pending;
+mod session;
 
 /// A submission that was sent and is to be collected, once.
 #[derive(Debug)]
@@ -31,11 +41,13 @@ pub struct HopTimings {
     pub total: Duration,
 }
 
-/// Attention side of the hop over links driven by the host.
+/// Attention side of the hop over links driven by the host. All calls block; none may be made from inside an async task.
 #[derive(Debug)]
 pub struct HostHop {
-    options: HopOptions,
-    routes: watch::Receiver<RouteTable>,
+    /// `None` only while dropping.
+    runtime: Option<Runtime>,
+    drive: Drive,
+    timings: HopTimings,
 }
 
 impl HostHop {
@@ -44,16 +56,18 @@ impl HostHop {
     /// # Errors
     /// [`HopError::Runtime`].
     pub fn new(options: HopOptions, routes: watch::Receiver<RouteTable>) -> Result<Self, HopError> {
-        Ok(Self { options, routes })
+        Ok(Self { runtime: Some(super::runtime()?), drive: Drive::new(options, routes), timings: HopTimings::default() })
     }
 
     /// Begins a step of `rows` rows: forgets what was not collected, follows the route table, tells every connected worker.
+    /// `step_id` must rise from step to step.
     pub fn begin_step(&mut self, step_id: u64, rows: u32) {
-        let _ = (step_id, rows, &self.options, &self.routes);
+        self.run(async |drive| drive.begin_step(step_id, rows).await);
     }
 
     /// Sends the rows of one layer to the holder of `shard`: `x` is rows × hidden, `ids` and `weights` are rows × topk. Returns
-    /// once the rows are handed to the transport or cannot be for now; the rest goes out while [`HostHop::collect`] waits.
+    /// once the rows are handed to the transport or cannot be for now; the rest goes out while [`HostHop::collect`] waits. Several
+    /// submissions of one layer and shard may be open at once (decode rows and a prefill chunk apart): the small one overtakes.
     ///
     /// # Errors
     /// [`HopError::Shape`], [`HopError::Rows`]. A missing or dead worker is no error here.
@@ -66,8 +80,23 @@ impl HostHop {
         weights: &[f32],
         deadline: Instant,
     ) -> Result<Ticket, HopError> {
-        let _ = (x, ids, weights, deadline);
-        Ok(Ticket { id: 0, layer, shard })
+        let (hidden, topk, limit) = (self.drive.shape.hidden, self.drive.shape.topk, self.drive.options.max_rows);
+        let rows = x.len() / hidden.max(1);
+        if rows == 0 || rows > limit as usize {
+            return Err(HopError::Rows { layer, limit, got: rows });
+        }
+        for (what, needed, got) in [("x", rows * hidden, x.len()), ("ids", rows * topk, ids.len()), ("weights", rows * topk, weights.len())]
+        {
+            if got != needed {
+                return Err(HopError::Shape { what, needed, got });
+            }
+        }
+        let (id, base) = self.drive.next_ticket(layer, shard, rows as u32);
+        let submission = Submission { ticket: id, layer, shard, base, x, ids, weights, deadline };
+        let piece_bytes = self.drive.options.piece_bytes;
+        let pending = Pending::new(&submission, &self.drive.shape, piece_bytes, &mut self.drive.pool);
+        self.run(async |drive| drive.submit(pending).await);
+        Ok(Ticket { id, layer, shard })
     }
 
     /// Waits for the shard's partial and writes it to `out`, rows × hidden.
@@ -75,25 +104,55 @@ impl HostHop {
     /// # Errors
     /// [`HopError::DeadlineNoHolder`], [`HopError::Expert`], [`HopError::StaleTicket`], [`HopError::Shape`].
     pub fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<(), HopError> {
-        let _ = (out, ticket.id);
-        Err(HopError::StaleTicket { layer: ticket.layer, shard: ticket.shard })
+        let Ticket { id, layer, shard } = ticket;
+        self.run(async |drive| drive.wait(id).await).ok_or(HopError::StaleTicket { layer, shard })?;
+        let pending = self.drive.remove(id).ok_or(HopError::StaleTicket { layer, shard })?;
+        let needed = pending.rows * self.drive.shape.hidden;
+        if out.len() != needed {
+            return Err(HopError::Shape { what: "out", needed, got: out.len() });
+        }
+        if !pending.is_done() {
+            return Err(self.drive.failure(&pending));
+        }
+        self.timings = pending.timings();
+        self.drive.record(&pending, &self.timings);
+        pending.finish(&self.drive.shape, out, &mut self.drive.pool);
+        Ok(())
     }
 
-    /// Dials what the route table offers and notices what died, for at most `budget`. For the time between steps.
+    /// Dials what the route table offers and notices what died; returns once nothing is being dialled, or after `budget`. For the
+    /// time between steps: links move only inside a call.
     pub fn tend(&mut self, budget: Duration) {
-        let _ = budget;
+        self.run(async |drive| drive.tend(budget).await);
     }
 
-    /// Shards with a connected, ready holder (or held here), ascending.
+    /// Shards with a connected, ready holder (or held here), ascending; as of the last call.
     pub fn shards_reachable(&self) -> Vec<u32> {
-        Vec::new()
+        self.drive.fleet.reachable()
     }
 
     /// Forgets which arithmetic serves each shard: call it while no sequence holds state.
-    pub fn release_arithmetic(&mut self) {}
+    pub fn release_arithmetic(&mut self) {
+        self.drive.fleet.unpin_all();
+    }
 
     /// Timings of the submission collected last.
     pub fn timings(&self) -> HopTimings {
-        HopTimings::default()
+        self.timings
+    }
+
+    fn run<R>(&mut self, work: impl AsyncFnOnce(&mut Drive) -> R) -> R {
+        // A runtime is only absent inside `drop`; building the message costs nothing.
+        let runtime = self.runtime.as_ref().expect("the hop's runtime lives as long as the hop");
+        runtime.block_on(work(&mut self.drive))
+    }
+}
+
+impl Drop for HostHop {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Allowed anywhere, also inside an async task; a name lookup may still be going on.
+            runtime.shutdown_background();
+        }
     }
 }

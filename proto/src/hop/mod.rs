@@ -9,19 +9,34 @@
 use std::time::Duration;
 
 pub use engine::{Dispatch, ExpertEngine};
+pub use handshake::HandshakeError;
 pub use host::{HopTimings, HostHop, Ticket};
 pub use server::{ExpertListener, ExpertServer, ServerOptions, ServerStats};
 
 use crate::link::LinkChoice;
 use crate::payload::Precision;
 
+#[cfg(test)]
+mod conformance;
 mod engine;
+mod gather;
+mod handshake;
 mod host;
+mod outbox;
 mod server;
 
 /// Submissions of up to this many rows are *latency* class (decode): they overtake bulk pieces on the link and on the worker, and
 /// use no credits. Longer ones are *bulk* (prefill).
 pub const LATENCY_ROWS: u32 = 64;
+
+/// Bulk pieces that each side of a link takes ahead of time. With pieces of 1 MiB a small frame finds at most 4 MiB ahead of it.
+pub(crate) const CREDITS: u32 = 4;
+
+/// A runtime for links: one thread, and epoll after at most a few tasks. A main future that yields in a loop is a busy poll: each turn
+/// runs the tasks that are ready, then looks at the sockets without waiting.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().event_interval(16).build()
+}
 
 /// How the attention side of the hop works.
 #[derive(Clone, Debug)]
