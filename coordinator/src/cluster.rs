@@ -117,6 +117,7 @@ impl Cluster {
         }
         let limits = state.membership.attach(name, epoch)?;
         let limits = Limits { max_seq_len: limits.max_seq_len, max_batch: limits.max_batch, kv_tokens: limits.kv_tokens };
+        self.core.telemetry().cache_config(limits.kv_tokens);
         let worker = self.core.worker_up(limits, outlet);
         let closed = CancellationToken::new();
         state.attached.insert(name.to_owned(), Attached { epoch, worker, closed: closed.clone() });
@@ -135,7 +136,7 @@ impl Cluster {
         self.core.worker_down(attachment.worker);
     }
 
-    /// Ends leases, and sets the metrics that change with time alone.
+    /// Ends leases, and tells how busy the workers are.
     pub(crate) fn tick(&self) {
         let now = self.core.clock().now();
         let mut state = self.state.lock();
@@ -144,8 +145,9 @@ impl Cluster {
         let State { membership, busy, .. } = &mut *state;
         for (name, member) in membership.members() {
             let seconds = member.report.as_ref().map(|report| report.busy_seconds);
-            let share = seconds.and_then(|seconds| busy_share(busy, name, member.heard, seconds));
-            telemetry::worker_report(name, now.saturating_sub(member.heard), share);
+            if let Some(share) = seconds.and_then(|seconds| busy_share(busy, name, member.heard, seconds)) {
+                telemetry::worker_busy(name, share);
+            }
         }
     }
 
@@ -191,7 +193,9 @@ impl Cluster {
                 Change::Down { name, role, epoch, why } => {
                     tracing::warn!(worker = name, %why, "worker gone");
                     telemetry::worker_up(&name, role_label(role), false, false);
-                    state.busy.remove(&name);
+                    if state.busy.remove(&name).is_some() {
+                        telemetry::worker_busy(&name, 0.0);
+                    }
                     if state.attached.get(&name).is_some_and(|attached| attached.epoch == epoch)
                         && let Some(attached) = state.attached.remove(&name)
                     {

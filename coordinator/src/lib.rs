@@ -35,7 +35,7 @@ pub mod telemetry;
 pub mod text;
 
 pub use config::{Config, PlanInputs};
-pub use run::{Error, run};
+pub use run::{Coordinator, Error, run};
 
 #[cfg(test)]
 mod datadriven;

@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_model::{Checkpoint, ModelError, PlanError, ShardPlan};
-use tandem_runtime::metrics::MetricsError;
+use tandem_model::{Checkpoint, ShardPlan};
 use tandem_runtime::{Health, Shutdown, process};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::api::{self, ApiParts, TextError};
+use crate::api::{self, ApiParts};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::core::{Clock, Core};
@@ -25,6 +24,12 @@ use crate::membership::Terms;
 use crate::telemetry::{self, Telemetry};
 use crate::{parts, services};
 
+mod bind;
+mod error;
+
+use bind::{bind, local_addr, resolve};
+pub use error::Error;
+
 /// How often leases and deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
 /// How long the tick may stand still before `/livez` says so.
@@ -32,120 +37,121 @@ const TICK_LIMIT: Duration = Duration::from_secs(10);
 /// How long workers may take to take note of a Drain, and HTTP answers to be written out, after the last request has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Why a coordinator could not start or go on.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Settings that cannot work together.
-    #[error("{0}")]
-    Config(String),
-    /// An address cannot be bound; the text names it and, where it can be seen, the process that holds it.
-    #[error("{flag}: {source}")]
-    Bind {
-        /// The flag that said the address.
-        flag: &'static str,
-        /// What happened.
-        source: io::Error,
-    },
-    /// The checkpoint cannot be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Its experts cannot be cut as asked.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// Its tokenizer or template cannot be read.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// The metrics recorder.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// A server ended by itself.
-    #[error("the {server} server ended: {why}")]
-    Server {
-        /// `control` or `HTTP`.
-        server: &'static str,
-        /// One line.
-        why: String,
-    },
-}
-
 /// Runs a coordinator until `shutdown` ends it. Prints `CONTROL http://…` as soon as workers can dial in, and `READY http://…` once a
 /// token has passed through all of them.
 ///
 /// # Errors
 /// [`Error`]; a drain that ends in time or is cut short is none.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
-    config.validate().map_err(Error::Config)?;
-    tandem_runtime::metrics::install(telemetry::buckets())?;
-    telemetry::describe(config.metrics_compat_vllm);
+    Coordinator::bind(config).await?.run(shutdown).await
+}
 
-    let control = bind("--control-addr", config.control_addr).await?;
-    let http = bind("--host and --port", resolve(&config.host, config.port).await?).await?;
-    let control_addr = local_addr("--control-addr", &control)?;
-    let http_addr = local_addr("--port", &http)?;
-    process::announce(&format!("CONTROL http://{control_addr}"));
+/// A coordinator that has its ports and does nothing with them yet.
+pub struct Coordinator {
+    config: Config,
+    control: TcpListener,
+    control_addr: SocketAddr,
+    http: TcpListener,
+    http_addr: SocketAddr,
+}
 
-    let name = served_name(&config);
-    let telemetry = Telemetry::new(config.metrics_compat_vllm.then_some(name.as_str()));
-    let (core, mut departures) = Core::new(Clock::new(), config.max_queue, config.request_timeout, telemetry);
-    let instance = Arc::new(Instance::new(Arc::new(core)));
-    let health = Health::new();
-    let (routes, http_routes) = watch::channel(None);
-    let (stop_http, http_stop) = watch::channel(false);
-
-    let mut background = Background::default();
-    background.spawn({
-        let instance = Arc::clone(&instance);
-        let pulse = health.pulse("coordinator tick", TICK_LIMIT);
-        async move {
-            let mut ticks = tokio::time::interval(TICK);
-            loop {
-                ticks.tick().await;
-                instance.tick();
-                pulse.beat();
-            }
-        }
-    });
-    background.spawn({
-        let core = Arc::clone(instance.core());
-        async move {
-            while let Some(departure) = departures.recv().await {
-                core.departed(departure);
-            }
-        }
-    });
-    let mut control_server = tokio::spawn(services::serve(control, instance.cluster()));
-    let mut http_server = {
-        let engine = Engine::new(instance.clone());
-        let mut stop = http_stop;
-        tokio::spawn(api::serve(http, loading::router(http_routes, engine), async move {
-            let _ = stop.wait_for(|stop| *stop).await;
-        }))
-    };
-
-    let serving = async {
-        let (cluster, parts) = open(&config, &name, &instance, &health).await?;
-        routes.send_replace(Some(api::router(parts)));
-        instance.open(Arc::clone(&cluster));
-        instance.warm_up(&cluster, config.request_timeout).await;
-        process::announce(&format!("READY http://{http_addr}"));
-        tracing::info!(%http_addr, %control_addr, model = name, "ready");
-        std::future::pending::<Result<(), Error>>().await
-    };
-    let result = tokio::select! {
-        result = serving => result,
-        ended = &mut control_server => Err(Error::Server { server: "control", why: reason(ended) }),
-        ended = &mut http_server => Err(Error::Server { server: "HTTP", why: reason(ended) }),
-        () = shutdown.draining() => Ok(()),
-    };
-    if result.is_ok() {
-        tokio::select! {
-            () = drain(&instance, config.shutdown_timeout, &stop_http, &mut http_server) => {}
-            () = shutdown.stopping() => tracing::warn!("stopping at once"),
-        }
+impl Coordinator {
+    /// Checks the settings and takes both ports.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Bind`].
+    pub async fn bind(config: Config) -> Result<Self, Error> {
+        config.validate().map_err(Error::Config)?;
+        let control = bind("--control-addr", config.control_addr).await?;
+        let http = bind("--host and --port", resolve(&config.host, config.port).await?).await?;
+        let control_addr = local_addr("--control-addr", &control)?;
+        let http_addr = local_addr("--port", &http)?;
+        Ok(Self { config, control, control_addr, http, http_addr })
     }
-    control_server.abort();
-    http_server.abort();
-    result
+
+    /// Where workers dial in.
+    pub fn control_addr(&self) -> SocketAddr {
+        self.control_addr
+    }
+
+    /// Where the HTTP API is.
+    pub fn http_addr(&self) -> SocketAddr {
+        self.http_addr
+    }
+
+    /// As [`run()`].
+    ///
+    /// # Errors
+    /// [`Error`]; a drain that ends in time or is cut short is none.
+    pub async fn run(self, shutdown: Shutdown) -> Result<(), Error> {
+        let Self { config, control, control_addr, http, http_addr } = self;
+        tandem_runtime::metrics::install(telemetry::buckets())?;
+        telemetry::describe(config.metrics_compat_vllm);
+        process::announce(&format!("CONTROL http://{control_addr}"));
+
+        let name = served_name(&config);
+        let telemetry = Telemetry::new(config.metrics_compat_vllm.then_some(name.as_str()));
+        let (core, mut departures) = Core::new(Clock::new(), config.max_queue, config.request_timeout, telemetry);
+        let instance = Arc::new(Instance::new(Arc::new(core)));
+        let health = Health::new();
+        let (routes, http_routes) = watch::channel(None);
+        let (stop_http, http_stop) = watch::channel(false);
+
+        let mut background = Background::default();
+        background.spawn({
+            let instance = Arc::clone(&instance);
+            let pulse = health.pulse("coordinator tick", TICK_LIMIT);
+            async move {
+                let mut ticks = tokio::time::interval(TICK);
+                loop {
+                    ticks.tick().await;
+                    instance.tick();
+                    pulse.beat();
+                }
+            }
+        });
+        background.spawn({
+            let core = Arc::clone(instance.core());
+            async move {
+                while let Some(departure) = departures.recv().await {
+                    core.departed(departure);
+                }
+            }
+        });
+        let mut control_server = tokio::spawn(services::serve(control, instance.cluster()));
+        let mut http_server = {
+            let engine = Engine::new(instance.clone());
+            let mut stop = http_stop;
+            tokio::spawn(api::serve(http, loading::router(http_routes, engine), async move {
+                let _ = stop.wait_for(|stop| *stop).await;
+            }))
+        };
+
+        let serving = async {
+            let (cluster, parts) = open(&config, &name, &instance, &health).await?;
+            routes.send_replace(Some(api::router(parts)));
+            instance.open(Arc::clone(&cluster));
+            instance.warm_up(&cluster, config.request_timeout).await;
+            process::announce(&format!("READY http://{http_addr}"));
+            tracing::info!(%http_addr, %control_addr, model = name, "ready");
+            std::future::pending::<Result<(), Error>>().await
+        };
+        let result = tokio::select! {
+            result = serving => result,
+            ended = &mut control_server => Err(Error::Server { server: "control", why: reason(ended) }),
+            ended = &mut http_server => Err(Error::Server { server: "HTTP", why: reason(ended) }),
+            () = shutdown.draining() => Ok(()),
+        };
+        if result.is_ok() {
+            tokio::select! {
+                () = drain(&instance, config.shutdown_timeout, &stop_http, &mut http_server) => {}
+                () = shutdown.stopping() => tracing::warn!("stopping at once"),
+            }
+        }
+        control_server.abort();
+        http_server.abort();
+        result
+    }
 }
 
 /// Opens the checkpoint, makes the plan and loads the text side, off the async threads.
@@ -227,25 +233,6 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.0.iter().for_each(JoinHandle::abort);
     }
-}
-
-async fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
-    let flag = "--host";
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let mut found = tokio::net::lookup_host((bare, port)).await.map_err(|source| {
-        let text = format!("`{host}` is no address or name of this machine: {source}");
-        Error::Bind { flag, source: io::Error::new(source.kind(), text) }
-    })?;
-    let none = || Error::Bind { flag, source: io::Error::new(io::ErrorKind::NotFound, format!("`{host}` has no address")) };
-    found.next().ok_or_else(none)
-}
-
-async fn bind(flag: &'static str, addr: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(addr).await.map_err(|error| Error::Bind { flag, source: process::describe_bind_error(addr, &error) })
-}
-
-fn local_addr(flag: &'static str, listener: &TcpListener) -> Result<SocketAddr, Error> {
-    listener.local_addr().map_err(|source| Error::Bind { flag, source })
 }
 
 /// The name asked for, or the folder's.

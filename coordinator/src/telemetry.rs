@@ -1,8 +1,6 @@
 //! The coordinator's metrics: `tandem_*`, and the same numbers under vLLM's names. `core.rs` and `cluster.rs` call it; `telemetry/names.rs`
 //! holds names, help texts and buckets; `telemetry/timeline.rs` turns one request's events into durations.
 
-use std::time::Duration;
-
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 mod names;
@@ -68,8 +66,12 @@ impl From<Finish> for Outcome {
     }
 }
 
+/// Tokens in a page of an attention worker's latent pool.
+const PAGE_TOKENS: u64 = 64;
+
 /// Handles of every request metric, made once.
 pub(crate) struct Telemetry {
+    alias: Option<String>,
     running: Level,
     waiting: Level,
     kv_usage: Level,
@@ -112,6 +114,7 @@ impl Telemetry {
             Tally(own, alias)
         };
         let telemetry = Self {
+            alias: alias.map(str::to_owned),
             running: Level(gauge!("tandem_requests_running"), alias_gauge("vllm:num_requests_running")),
             waiting: Level(gauge!("tandem_requests_waiting"), alias_gauge("vllm:num_requests_waiting")),
             kv_usage: Level(gauge!("tandem_kv_cache_usage_ratio"), alias_gauge("vllm:kv_cache_usage_perc")),
@@ -185,6 +188,19 @@ impl Telemetry {
         counter!("tandem_admission_rejections_total", "reason" => reason).increment(1);
     }
 
+    /// The latent pool of a worker that attached, as vLLM describes one.
+    pub(crate) fn cache_config(&self, kv_tokens: u64) {
+        if let Some(model) = &self.alias {
+            let labels = [
+                ("model_name", model.clone()),
+                ("engine", "0".to_owned()),
+                ("block_size", PAGE_TOKENS.to_string()),
+                ("num_gpu_blocks", (kv_tokens / PAGE_TOKENS).to_string()),
+            ];
+            gauge!("vllm:cache_config_info", &labels).set(1.0);
+        }
+    }
+
     /// A request went back into the queue with its journal.
     pub(crate) fn resumed(&self) {
         self.resumes.increment(1);
@@ -202,12 +218,9 @@ pub(crate) fn worker_up(worker: &str, role: &'static str, up: bool, restart: boo
     counter!("tandem_worker_restarts_total", "worker" => worker.to_owned()).increment(u64::from(restart));
 }
 
-/// What a worker reported: how long ago it was heard, and the share of time that its device was busy since the report before.
-pub(crate) fn worker_report(worker: &str, age: Duration, busy: Option<f64>) {
-    gauge!("tandem_worker_heartbeat_age_seconds", "worker" => worker.to_owned()).set(age.as_secs_f64());
-    if let Some(busy) = busy {
-        gauge!("tandem_worker_busy_ratio", "worker" => worker.to_owned()).set(busy);
-    }
+/// The share of time that a worker's device was busy lately.
+pub(crate) fn worker_busy(worker: &str, share: f64) {
+    gauge!("tandem_worker_busy_ratio", "worker" => worker.to_owned()).set(share);
 }
 
 /// The version of the route table in force.

@@ -4,6 +4,7 @@ mod ends;
 mod fakes;
 mod members;
 mod resume;
+mod serve;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

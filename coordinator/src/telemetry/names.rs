@@ -60,7 +60,6 @@ pub fn describe(vllm: bool) {
     describe_histogram!("tandem_request_generation_tokens", Unit::Count, "Generated tokens of a finished request.");
     describe_gauge!("tandem_worker_up", Unit::Count, "1 while the worker is a member of the instance.");
     describe_counter!("tandem_worker_restarts_total", Unit::Count, "New processes that joined under the name of an earlier one.");
-    describe_gauge!("tandem_worker_heartbeat_age_seconds", Unit::Seconds, "Time since the worker was last heard.");
     describe_gauge!("tandem_worker_busy_ratio", Unit::Percent, "Share of time that the worker's device was busy lately, 0 to 1.");
     describe_gauge!("tandem_route_table_version", Unit::Count, "Version of the route table in force.");
     if vllm {
@@ -72,6 +71,7 @@ fn describe_aliases() {
     describe_gauge!("vllm:num_requests_running", Unit::Count, "Alias of tandem_requests_running.");
     describe_gauge!("vllm:num_requests_waiting", Unit::Count, "Alias of tandem_requests_waiting.");
     describe_gauge!("vllm:kv_cache_usage_perc", Unit::Percent, "Alias of tandem_kv_cache_usage_ratio (0 to 1).");
+    describe_gauge!("vllm:cache_config_info", Unit::Count, "Pages of an attention worker's latent pool, in the labels.");
     describe_counter!("vllm:prompt_tokens_total", Unit::Count, "Alias of tandem_prompt_tokens_total.");
     describe_counter!("vllm:generation_tokens_total", Unit::Count, "Alias of tandem_generation_tokens_total.");
     describe_counter!("vllm:num_preemptions_total", Unit::Count, "Alias of tandem_preemptions_total.");

@@ -20,7 +20,7 @@ use super::{hello, within};
 
 /// What the scripted model says at `index` after `prompt`.
 pub fn oracle(prompt: &[u32], index: u32) -> u32 {
-    prompt.iter().fold(index.wrapping_mul(7919) + 13, |hash, id| hash.wrapping_mul(31).wrapping_add(*id)) % 50_000
+    prompt.iter().fold(index.wrapping_mul(7919) + 13, |hash, id| hash.wrapping_mul(31).wrapping_add(*id)) % 200
 }
 
 pub fn oracle_stream(prompt: &[u32], tokens: u32) -> Vec<u32> {
@@ -86,9 +86,12 @@ impl Drop for Beating {
 }
 
 impl Beating {
-    /// Joins and reports Ready with all its shards. Comes back by itself when its stream ends.
     pub async fn join(addr: SocketAddr, name: &str, epoch: u64) -> Self {
-        let hello = hello(name, epoch);
+        Self::join_as(addr, hello(name, epoch)).await
+    }
+
+    /// Joins and reports Ready with all its shards. Comes back by itself when its stream ends.
+    pub async fn join_as(addr: SocketAddr, hello: control::Hello) -> Self {
         let stalled = Arc::new(AtomicBool::new(false));
         let mut control = Control::dial(addr, hello.clone()).await;
         let mut shards = accepted(&mut control).await;
@@ -145,13 +148,18 @@ impl Drop for Attn {
 }
 
 impl Attn {
-    /// Joins, attaches, and serves until it has sent `lives` tokens; then its streams end.
     pub async fn join(addr: SocketAddr, name: &str, epoch: u64, lives: u32) -> Self {
-        let beating = Beating::join(addr, name, epoch).await;
+        Self::join_as(addr, hello(name, epoch), lives).await
+    }
+
+    /// Joins, attaches, and serves until it has sent `lives` tokens; then its streams end.
+    pub async fn join_as(addr: SocketAddr, hello: control::Hello, lives: u32) -> Self {
+        let (name, epoch) = (hello.name.clone(), hello.epoch);
+        let beating = Beating::join_as(addr, hello).await;
         let seen = Arc::new(Mutex::new(Seen::default()));
         let paused = Arc::new(AtomicBool::new(false));
         let left = Arc::new(AtomicU32::new(lives));
-        let (name, see, pause, stall) = (name.to_owned(), Arc::clone(&seen), Arc::clone(&paused), Arc::clone(&beating.stalled));
+        let (see, pause, stall) = (Arc::clone(&seen), Arc::clone(&paused), Arc::clone(&beating.stalled));
         let task = tokio::spawn(async move {
             loop {
                 serve(addr, &name, epoch, &see, &left, &[&pause, &stall]).await;
