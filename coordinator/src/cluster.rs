@@ -193,9 +193,7 @@ impl Cluster {
                 Change::Down { name, role, epoch, why } => {
                     tracing::warn!(worker = name, %why, "worker gone");
                     telemetry::worker_up(&name, role_label(role), false, false);
-                    if state.busy.remove(&name).is_some() {
-                        telemetry::worker_busy(&name, 0.0);
-                    }
+                    state.busy.remove(&name);
                     if state.attached.get(&name).is_some_and(|attached| attached.epoch == epoch)
                         && let Some(attached) = state.attached.remove(&name)
                     {

@@ -216,6 +216,7 @@ impl Telemetry {
 pub(crate) fn worker_up(worker: &str, role: &'static str, up: bool, restart: bool) {
     gauge!("tandem_worker_up", "worker" => worker.to_owned(), "role" => role).set(if up { 1.0 } else { 0.0 });
     counter!("tandem_worker_restarts_total", "worker" => worker.to_owned()).increment(u64::from(restart));
+    worker_busy(worker, 0.0);
 }
 
 /// The share of time that a worker's device was busy lately.
