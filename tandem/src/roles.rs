@@ -14,6 +14,7 @@ use crate::{
     cli::{
         AttnArgs, ExpertsArgs, ServeArgs,
         args::{CommonArgs, ComputeArgs, JoinArgs},
+        values::MetricsCompat,
     },
     failure::Failure,
     model, start_logs, up,
@@ -27,10 +28,42 @@ const RUNTIME_THREADS: usize = 2;
 /// # Errors
 /// When the coordinator cannot start or fails.
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
+    use tandem_coordinator as coordinator;
     start_logs("serve", &args.common)?;
     process::set_name("tandem-serve");
     plaintext_allowed("--control-addr", args.control_addr.ip(), args.plaintext.insecure)?;
-    Err(Failure::internal("the coordinator is not wired yet"))
+    let located = model::locate(&args.model, args.http.served_model_name.as_deref())?;
+    let config = coordinator::Config {
+        host: args.http.host.clone(),
+        port: args.http.port,
+        control_addr: args.control_addr,
+        served_model_name: Some(located.name),
+        precision: args.model.dtype.name().into(),
+        plan: coordinator::PlanInputs {
+            split: args.split.split.into(),
+            expert_workers: args.expert_workers as usize,
+            resident: args.split.resident()?,
+        },
+        max_queue: args.http.max_queue as usize,
+        max_logprobs: args.http.max_logprobs,
+        request_timeout: args.http.request_timeout.0,
+        shutdown_timeout: args.common.shutdown_timeout.0,
+        metrics_compat_vllm: args.http.metrics_compat == MetricsCompat::Vllm,
+        reasoning_fields: args.http.reasoning_fields.names(),
+        ..coordinator::Config::new(located.dir)
+    };
+    block_on(RUNTIME_THREADS, async {
+        let shutdown = lifetime(&args.common)?;
+        coordinator::run(config, shutdown).await.map_err(|error| {
+            use coordinator::Error;
+            let code = match &error {
+                Error::Config(_) | Error::Model(_) | Error::Plan(_) | Error::Text(_) => exit::CONFIG,
+                Error::Bind { .. } => exit::UNAVAILABLE,
+                Error::Metrics(_) | Error::Server { .. } => exit::INTERNAL,
+            };
+            Failure::new(code, error.to_string())
+        })
+    })
 }
 
 /// `tandem attn`.
@@ -38,10 +71,43 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
 /// # Errors
 /// When the worker cannot start or fails.
 pub fn attn(args: AttnArgs) -> Result<(), Failure> {
-    start_logs(&worker_name(&args.join, "attn"), &args.common)?;
+    use tandem_worker_attn as worker;
+    let name = worker_name(&args.join, "attn");
+    start_logs(&name, &args.common)?;
     process::set_name("tandem-attn");
     coordinator_allowed(&args.join.coordinator, args.plaintext.insecure)?;
-    Err(Failure::internal("the attention worker is not wired yet"))
+    let located = model::locate(&args.model, None)?;
+    let cores = Cores::of(&args.compute);
+    let limits = &args.limits;
+    let config = worker::Config {
+        name,
+        precision: args.model.dtype.into(),
+        device: args.join.device.to_string(),
+        threads: Some(cores.threads),
+        max_batch: limits.max_batch as usize,
+        max_seq_len: limits.max_seq_len.map(|tokens| tokens as usize),
+        kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
+        max_num_batched_tokens: limits.max_num_batched_tokens as usize,
+        prefill_chunk: limits.prefill_chunk.map(|tokens| tokens as usize),
+        link: limits.link.into(),
+        spin: cores.spin,
+        allow_mixed_experts: limits.allow_mixed_experts,
+        admin: Some(args.join.admin),
+        drain_timeout: args.common.shutdown_timeout.0,
+        ..worker::Config::new(args.join.coordinator, located.dir)
+    };
+    block_on(RUNTIME_THREADS, async {
+        let shutdown = lifetime(&args.common)?;
+        worker::run(config, shutdown).await.map_err(|error| {
+            use worker::Error;
+            let code = match &error {
+                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Limit { .. } | Error::Join(_) => exit::CONFIG,
+                Error::Bind { .. } => exit::UNAVAILABLE,
+                _ => exit::INTERNAL,
+            };
+            Failure::new(code, error.to_string())
+        })
+    })
 }
 
 /// `tandem experts`.

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use clap::ValueEnum;
+use tandem_proto::link::LinkChoice;
 
 /// A duration as people write it: `30`, `30s`, `500ms`, `10m`, `2h`. A bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,16 @@ pub enum Link {
     Grpc,
 }
 
+impl From<Link> for LinkChoice {
+    fn from(link: Link) -> Self {
+        match link {
+            Link::Auto => Self::Auto,
+            Link::Tcp => Self::Tcp,
+            Link::Grpc => Self::Grpc,
+        }
+    }
+}
+
 /// Shape of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -161,6 +172,19 @@ pub enum ReasoningFields {
     ReasoningContent,
     /// reasoning only
     Reasoning,
+}
+
+impl ReasoningFields {
+    /// The fields' names.
+    pub fn names(self) -> Vec<String> {
+        let (old, new) = ("reasoning_content", "reasoning");
+        let names: &[&str] = match self {
+            Self::Both => &[old, new],
+            Self::ReasoningContent => &[old],
+            Self::Reasoning => &[new],
+        };
+        names.iter().map(ToString::to_string).collect()
+    }
 }
 
 #[cfg(test)]
