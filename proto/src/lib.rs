@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 pub mod frame;
 pub mod hop;
 pub mod link;

@@ -2,12 +2,23 @@
 //! sends heartbeats, and turns what the coordinator pushes into watches. `coordinator/src/membership` is the other end.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinHandle;
+use tonic::transport::Endpoint;
 
 use crate::control::v1::{Accept, Drain, Heartbeat, Hello, Refuse};
 use crate::route_table::RouteTable;
+
+mod task;
+
+#[cfg(test)]
+mod tests;
+
+/// How long [`MembershipHandle::leave`] waits for the Goodbye to go out.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Joins an instance.
 #[derive(Debug)]
@@ -67,7 +78,7 @@ pub enum MemberState {
     Left,
 }
 
-/// A membership that keeps itself alive. Dropping it leaves.
+/// A membership that keeps itself alive. Dropping it ends the stream without a Goodbye.
 #[derive(Debug)]
 pub struct MembershipHandle {
     /// The first Accept.
@@ -80,12 +91,15 @@ pub struct MembershipHandle {
     pub drain: watch::Receiver<Option<Drain>>,
     /// Whether the worker is a member now.
     pub state: watch::Receiver<MemberState>,
+    beat: Arc<Notify>,
+    leave: Option<oneshot::Sender<String>>,
+    task: JoinHandle<()>,
 }
 
 impl Membership {
     /// Dials `coordinator` (`http://HOST:PORT` or `HOST:PORT`) until it answers, says `hello`, and returns with its first Accept.
     /// From then on a task sends `heartbeat()` as often as the Accept asks, and reconnects for ever with exponential backoff and
-    /// jitter, until `shutdown` resolves.
+    /// jitter, until `shutdown` resolves: then it says Goodbye.
     ///
     /// # Errors
     /// [`JoinError`]; an unreachable coordinator is none.
@@ -95,15 +109,69 @@ impl Membership {
         heartbeat: impl Fn() -> Heartbeat + Send + Sync + 'static,
         shutdown: impl Future<Output = ()> + Send + 'static,
     ) -> Result<MembershipHandle, JoinError> {
-        let _ = (hello, heartbeat, shutdown);
-        tokio::time::sleep(Duration::ZERO).await;
-        Err(JoinError::Stopped { coordinator, last: "not written yet".into() })
+        let endpoint = endpoint(&coordinator)?;
+        let (mut task, mut watches) = task::Task::new(coordinator.clone(), endpoint, hello, Box::new(heartbeat));
+        let mut shutdown = Box::pin(shutdown);
+        let session = tokio::select! {
+            biased;
+            () = &mut shutdown => return Err(JoinError::Stopped { coordinator, last: task.last_failure }),
+            session = task.connect() => session.map_err(|refuse| JoinError::Refused { coordinator, refuse })?,
+        };
+        let (leave, left) = oneshot::channel();
+        let beat = Arc::clone(&task.beat);
+        let accept = watches.accepted.borrow_and_update().clone();
+        let task = tokio::spawn(task.run(session, shutdown, left));
+        let task::Watches { accepted, routes, drain, state } = watches;
+        Ok(MembershipHandle { accept, accepted, routes, drain, state, beat, leave: Some(leave), task })
     }
 }
 
 impl MembershipHandle {
-    /// Says Goodbye with `reason` and ends the stream.
-    pub async fn leave(self, reason: &str) {
-        let _ = reason;
+    /// Sends a heartbeat now: something changed that others wait for (weights loaded, draining).
+    pub fn beat_now(&self) {
+        self.beat.notify_one();
     }
+
+    /// Resolves when the membership has ended for good: [`MemberState::Refused`] or [`MemberState::Left`].
+    pub async fn ended(&self) -> MemberState {
+        let mut state = self.state.clone();
+        let ended = state.wait_for(|state| matches!(state, MemberState::Refused(_) | MemberState::Left)).await;
+        ended.map_or(MemberState::Left, |state| state.clone())
+    }
+
+    /// Says Goodbye with `reason` and ends the stream.
+    pub async fn leave(mut self, reason: &str) {
+        if let Some(leave) = self.leave.take()
+            && leave.send(reason.to_owned()).is_ok()
+            && tokio::time::timeout(GOODBYE_TIMEOUT, &mut self.task).await.is_err()
+        {
+            tracing::debug!("the Goodbye did not go out in time");
+        }
+    }
+}
+
+impl Drop for MembershipHandle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Dead peers are noticed by HTTP/2 pings, since a healthy coordinator may have nothing to say for hours.
+fn endpoint(coordinator: &str) -> Result<Endpoint, JoinError> {
+    let fail = |reason: &str| JoinError::Address { got: coordinator.to_owned(), reason: reason.to_owned() };
+    let url = match coordinator.split_once("://") {
+        None => format!("http://{coordinator}"),
+        Some(("http", _)) => coordinator.to_owned(),
+        Some((scheme, _)) => return Err(fail(&format!("scheme {scheme} is not supported"))),
+    };
+    let endpoint = Endpoint::from_shared(url).map_err(|error| fail(&error.to_string()))?;
+    if endpoint.uri().port().is_none() {
+        return Err(fail("it names no port"));
+    }
+    Ok(endpoint
+        .tcp_nodelay(true)
+        .connect_timeout(Duration::from_secs(2))
+        .http2_keep_alive_interval(Duration::from_secs(1))
+        .keep_alive_timeout(Duration::from_secs(4))
+        .keep_alive_while_idle(true))
 }

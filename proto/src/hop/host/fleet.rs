@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rand::Rng;
-
 use super::session::{Established, Events, Session, SessionId, spawn_dial};
+use crate::backoff;
 use crate::experts::v1::Hello;
 use crate::frame::{MAX_PAYLOAD, VERSION};
 use crate::hop::{CREDITS, HopOptions};
@@ -159,8 +158,7 @@ impl Fleet {
                 if failures == 0 {
                     tracing::warn!(worker = %name, %reason, "cannot connect to an expert worker");
                 }
-                let wait = LAST_RETRY.min(FIRST_RETRY * 2u32.pow(failures.min(8)));
-                let wait = wait.mul_f64(rand::rng().random_range(0.5..1.0));
+                let wait = backoff::wait(failures, FIRST_RETRY, LAST_RETRY);
                 worker.link = LinkState::Down { retry_at: now + wait, failures: failures + 1, reason };
                 false
             }
