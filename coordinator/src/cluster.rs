@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::core::{Core, Outlet};
 use crate::engine::Limits;
-use crate::membership::{Change, Membership, SessionId, Terms};
+use crate::membership::{Change, Membership, SessionId, Strictness, Terms};
 use crate::scheduler::WorkerId;
 use crate::telemetry;
 
@@ -152,8 +152,8 @@ impl Cluster {
     }
 
     /// Every reason why no token can be made now.
-    pub(crate) fn reasons(&self) -> Vec<String> {
-        self.state.lock().membership.reasons(self.core.clock().now())
+    pub(crate) fn reasons(&self, strictness: Strictness) -> Vec<String> {
+        self.state.lock().membership.reasons(self.core.clock().now(), strictness)
     }
 
     /// Used share of the attention workers' latent pools; `None` before one has reported.

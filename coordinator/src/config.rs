@@ -68,7 +68,7 @@ impl Config {
             request_timeout: Duration::from_secs(600),
             shutdown_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_millis(250),
-            lease: Duration::from_secs(2),
+            lease: Duration::from_secs(3),
             metrics_compat_vllm: true,
             reasoning_fields: vec!["reasoning_content".into()],
         }

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::engine::{
     AdmissionError, GenerateRequest, Generation, GenerationError, GenerationEvent, Inner, Limits, Readiness, SamplingParams,
 };
+use crate::membership::Strictness;
 
 /// How far the coordinator itself is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl Instance {
     /// Waits for all workers, then makes tokens that pass through every attention worker and every shard; again until it works.
     pub(crate) async fn warm_up(&self, cluster: &Cluster, timeout: Duration) {
         loop {
-            while !cluster.reasons().is_empty() {
+            while !cluster.reasons(Strictness::Fresh).is_empty() {
                 tokio::time::sleep(POLL).await;
             }
             // One for each attention worker: the least loaded one takes the next.
@@ -127,15 +128,30 @@ async fn end_of(generation: &mut Generation) -> Option<GenerationError> {
     None
 }
 
+impl Instance {
+    /// Every reason why no token can be made now.
+    fn reasons(&self, strictness: Strictness) -> Vec<String> {
+        let mut reasons = match &*self.phase.read() {
+            Phase::Starting(reason) => vec![reason.clone()],
+            Phase::Serving => Vec::new(),
+            Phase::Draining => vec!["shutting down".into()],
+        };
+        if let Some(cluster) = &*self.cluster.borrow() {
+            reasons.extend(cluster.reasons(strictness));
+        }
+        reasons
+    }
+}
+
 impl Inner for Instance {
     fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Generation>, AdmissionError> {
-        let readiness = self.readiness();
+        let reasons = self.reasons(Strictness::Leased);
         let result = if *self.phase.read() == Phase::Draining {
             Err(AdmissionError::Draining)
-        } else if readiness.ready {
+        } else if reasons.is_empty() {
             self.core.submit(requests)
         } else {
-            Err(AdmissionError::NotReady { reasons: readiness.reasons })
+            Err(AdmissionError::NotReady { reasons })
         };
         result.inspect_err(|error| self.core.telemetry().rejected(error))
     }
@@ -145,14 +161,6 @@ impl Inner for Instance {
     }
 
     fn readiness(&self) -> Readiness {
-        let mut reasons = match &*self.phase.read() {
-            Phase::Starting(reason) => vec![reason.clone()],
-            Phase::Serving => Vec::new(),
-            Phase::Draining => vec!["shutting down".into()],
-        };
-        if let Some(cluster) = &*self.cluster.borrow() {
-            reasons.extend(cluster.reasons());
-        }
-        Readiness::from_reasons(reasons)
+        Readiness::from_reasons(self.reasons(Strictness::Fresh))
     }
 }

@@ -3,16 +3,14 @@
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tokio::sync::watch;
 use tower_service::Service as _;
 
+use crate::api::ApiError;
 use crate::engine::Engine;
-
-/// When to try again: opening a checkpoint takes seconds.
-const RETRY_AFTER_SECONDS: &str = "5";
 
 #[derive(Clone)]
 struct Loading {
@@ -39,13 +37,11 @@ async fn answer(State(loading): State<Loading>, request: Request) -> Response {
         "/version" => axum::Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response(),
         path => {
             let reasons = loading.engine.readiness().reasons;
-            let body = if matches!(path, "/readyz" | "/health") {
-                json!({"ready": false, "reasons": reasons})
+            if matches!(path, "/readyz" | "/health") {
+                (StatusCode::SERVICE_UNAVAILABLE, axum::Json(json!({"ready": false, "reasons": reasons}))).into_response()
             } else {
-                let message = format!("the server is not ready: {}", reasons.join("; "));
-                json!({"error": {"message": message, "type": "server_error", "param": null, "code": "not_ready"}})
-            };
-            (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)], axum::Json(body)).into_response()
+                ApiError::not_ready(&reasons).into_response()
+            }
         }
     }
 }

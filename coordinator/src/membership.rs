@@ -18,6 +18,7 @@ mod routes;
 mod tests;
 
 pub use hello::PROTOCOL_VERSION;
+pub use readiness::Strictness;
 
 /// One Join stream. A worker that dials again gets a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -61,7 +61,7 @@ impl Rig {
         let addr = listener.local_addr().expect("addr");
         let (core, mut departures) = Core::new(Clock::new(), setup.max_queue, setup.request_timeout, Telemetry::new(None));
         let instance = Arc::new(Instance::new(Arc::new(core)));
-        let shard = |id: u32| Shard { id, layers: vec![3 + id..4 + id], experts: 0..8, ffn: 0..16 };
+        let shard = |id: u32| Shard { id, layers: std::iter::once(3 + id..4 + id).collect(), experts: 0..8, ffn: 0..16 };
         let count = setup.expert_workers;
         let plan = ShardPlan { shards: (0..count).map(shard).collect(), local: vec![], workers: (0..count).map(|id| vec![id]).collect() };
         let terms = Terms {

@@ -1,5 +1,5 @@
 //! Whether a token can be made now, judged from the members: an attention worker that takes requests, and a loaded holder of every shard,
-//! all heard from a moment ago.
+//! all heard from lately.
 
 use std::time::Duration;
 
@@ -10,12 +10,24 @@ use super::{Member, Membership};
 /// A heartbeat older than this makes `/readyz` say no, well before the lease is over.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// How much silence is borne.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// `/readyz`: every needed worker was heard a moment ago.
+    Fresh,
+    /// Admission: no needed worker's lease is over. On a busy machine a heartbeat may be late, which is no reason to turn a client away.
+    Leased,
+}
+
 impl Membership {
     /// Every reason why no token can be made now; none = ready.
-    pub fn reasons(&self, now: Duration) -> Vec<String> {
+    pub fn reasons(&self, now: Duration, strictness: Strictness) -> Vec<String> {
         let mut reasons = Vec::new();
-        let fresh = FRESH.max(self.terms.heartbeat * 3);
-        let silent = |member: &Member| now.saturating_sub(member.heard) > fresh;
+        let borne = match strictness {
+            Strictness::Fresh => FRESH.max(self.terms.heartbeat * 3),
+            Strictness::Leased => self.terms.lease,
+        };
+        let silent = |member: &Member| now.saturating_sub(member.heard) > borne;
         let attn: Vec<&Member> = self.members.values().filter(|member| member.hello.role() == wire::Role::Attn).collect();
         if attn.is_empty() {
             reasons.push("no attention worker has joined".into());

@@ -79,7 +79,7 @@ proptest! {
             }
             let live: std::collections::BTreeSet<_> = membership.members().values().map(|member| member.session).collect();
             prop_assert_eq!(live.len(), membership.members().len());
-            if membership.reasons(now).is_empty() {
+            if membership.reasons(now, Strictness::Leased).is_empty() {
                 prop_assert!(routes.routes.iter().all(|route| route.holders.iter().any(|holder| holder.ready)));
                 prop_assert!(membership.members().values().any(Member::serving));
             }

@@ -64,7 +64,7 @@ impl Story {
             "tick" => self.membership.tick(self.now),
             "routes" => out.push_str(&show(self.membership.routes())),
             "ready?" => {
-                let reasons = self.membership.reasons(self.now);
+                let reasons = self.membership.reasons(self.now, Strictness::Fresh);
                 writeln!(out, "{}", if reasons.is_empty() { "ready".to_owned() } else { reasons.join("\n") }).expect("string");
             }
             other => panic!("unknown command {other}"),
