@@ -2,6 +2,7 @@
 
 mod answers;
 mod harness;
+mod hostile;
 mod lifecycle;
 mod refusals;
 mod streams;

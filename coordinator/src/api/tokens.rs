@@ -32,13 +32,13 @@ struct TokenizeRequest {
 /// `{prompt}` or `{messages}` → `{count, max_model_len, tokens, token_strs}`.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
-    let request: TokenizeRequest = body::parse(&bytes)?;
+    let size = bytes.len();
+    let request: TokenizeRequest = body::off_thread(size, move || body::parse(&bytes)).await?;
     app.check_model(request.model.as_deref())?;
     let text = match (request.prompt, request.messages) {
         (Some(prompt), None) => prompt,
-        (None, Some(messages)) => render(
-            &app,
-            Rendering {
+        (None, Some(messages)) => {
+            let rendering = Rendering {
                 messages,
                 tools: request.tools,
                 tool_choice: request.tool_choice,
@@ -46,8 +46,10 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Bod
                 kwargs: request.chat_template_kwargs,
                 add_generation_prompt: request.add_generation_prompt,
                 continue_final_message: request.continue_final_message.unwrap_or(false),
-            },
-        )?,
+            };
+            let renderer = Arc::clone(&app);
+            body::off_thread(size, move || render(&renderer, rendering)).await?
+        }
         _ => return Err(ApiError::invalid("prompt", "either prompt (a string) or messages is needed")),
     };
     let ids = app.encode(text, request.add_special_tokens.unwrap_or(false)).await?;
@@ -64,15 +66,16 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Bod
 #[derive(Deserialize)]
 struct DetokenizeRequest {
     model: Option<String>,
-    tokens: Vec<Int>,
+    tokens: Option<Vec<Int>>,
 }
 
 /// `{tokens}` → `{prompt}`.
 pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
-    let request: DetokenizeRequest = body::parse(&bytes)?;
+    let request: DetokenizeRequest = body::off_thread(bytes.len(), move || body::parse(&bytes)).await?;
     app.check_model(request.model.as_deref())?;
+    let tokens = request.tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens (a list of token ids) is needed"))?;
     let ids: Result<Vec<u32>, ApiError> =
-        request.tokens.into_iter().enumerate().map(|(i, id)| token_id(id, app.model.vocab, "tokens", i)).collect();
+        tokens.into_iter().enumerate().map(|(i, id)| token_id(id, app.model.vocab, "tokens", i)).collect();
     Ok(Json(json!({"prompt": app.model.tokenizer.decode(&ids?, false)})))
 }

@@ -28,15 +28,15 @@ pub async fn handle(
     body: Body,
 ) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
-    let common: Common = body::parse(&bytes)?;
-    let chat: ChatOnly = body::parse(&bytes)?;
-    drop(bytes);
+    let size = bytes.len();
+    let (common, chat) = body::off_thread(size, move || Ok((body::parse::<Common>(&bytes)?, body::parse::<ChatOnly>(&bytes)?))).await?;
     app.check_model(common.model.as_deref())?;
 
     let mut settings = validate::settings(&common, &app.model, &app.options)?;
     validate::needs_a_token(&settings)?;
     settings.logprobs = logprobs(&chat, &app)?;
-    let prompt = render(&app, Rendering::from(chat))?;
+    let renderer = Arc::clone(&app);
+    let prompt = body::off_thread(size, move || render(&renderer, Rendering::from(chat))).await?;
     let reasoning = Some(prompt_opens_reasoning(&prompt));
     let ids = app.encode(prompt.clone(), false).await?;
     let prompts = vec![RunPrompt { ids, text: prompt }];
@@ -80,7 +80,7 @@ pub struct Rendering {
 impl From<ChatOnly> for Rendering {
     fn from(chat: ChatOnly) -> Self {
         Self {
-            messages: chat.messages,
+            messages: chat.messages.unwrap_or_default(),
             tools: chat.tools,
             tool_choice: chat.tool_choice,
             reasoning_effort: chat.reasoning_effort,

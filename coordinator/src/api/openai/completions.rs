@@ -28,9 +28,8 @@ pub async fn handle(
     body: Body,
 ) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
-    let common: Common = body::parse(&bytes)?;
-    let own: CompletionOnly = body::parse(&bytes)?;
-    drop(bytes);
+    let (common, own) =
+        body::off_thread(bytes.len(), move || Ok((body::parse::<Common>(&bytes)?, body::parse::<CompletionOnly>(&bytes)?))).await?;
     app.check_model(common.model.as_deref())?;
 
     let mut settings = validate::settings(&common, &app.model, &app.options)?;

@@ -26,7 +26,7 @@ const MEDIA: [&str; 14] = [
 /// lists of text parts become one string.
 pub fn normalize(messages: Vec<Map<String, Value>>, reads_parts: bool) -> Result<Vec<Value>, ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty; at least one message is needed"));
+        return Err(ApiError::invalid("messages", "messages is missing or empty; at least one message is needed"));
     }
     messages.into_iter().enumerate().map(|(i, message)| one(i, message, reads_parts).map(Value::Object)).collect()
 }

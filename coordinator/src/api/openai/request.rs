@@ -194,7 +194,7 @@ pub struct Common {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[allow(missing_docs)] // The names are the API's.
 pub struct ChatOnly {
-    pub messages: Vec<Map<String, Value>>,
+    pub messages: Option<Vec<Map<String, Value>>>,
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
     pub logprobs: Option<bool>,

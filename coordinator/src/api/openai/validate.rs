@@ -31,6 +31,8 @@ pub struct Settings {
     pub n: u32,
     /// Most new tokens; `None` = as many as fit.
     pub max_tokens: Option<u64>,
+    /// The field that said so, for errors.
+    pub max_tokens_field: &'static str,
     /// No end before that many.
     pub min_tokens: u32,
     /// Sampler settings.
@@ -65,7 +67,7 @@ pub fn settings(common: &Common, model: &Model, options: &Options) -> Result<Set
         return Err(ApiError::invalid("stream_options", "stream_options is only allowed when stream is true"));
     }
     let n = int(common.n, "n", 1, i128::from(options.max_choices))?.unwrap_or(1) as u32;
-    let max_tokens = max_tokens(common)?;
+    let (max_tokens, max_tokens_field) = max_tokens(common)?;
     let min_tokens = int(common.min_tokens, "min_tokens", 0, i128::from(u32::MAX))?.unwrap_or(0) as u32;
     if max_tokens.is_some_and(|most| u64::from(min_tokens) > most) {
         return Err(ApiError::invalid(
@@ -83,6 +85,7 @@ pub fn settings(common: &Common, model: &Model, options: &Options) -> Result<Set
         continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
         n,
         max_tokens,
+        max_tokens_field,
         min_tokens,
         sampling: sampling(common, &model.defaults, model.vocab)?,
         stop: stops(common.stop.as_ref())?,
@@ -130,23 +133,24 @@ pub fn logprob_count(value: Option<Int>, field: &str, model: &Model, options: &O
     Ok(Some(wanted as u32))
 }
 
-fn max_tokens(common: &Common) -> Result<Option<u64>, ApiError> {
+fn max_tokens(common: &Common) -> Result<(Option<u64>, &'static str), ApiError> {
+    const OLD: &str = "max_tokens";
+    const NEW: &str = "max_completion_tokens";
     let one = |value, field| int(value, field, 0, i128::from(u64::MAX)).map(|v| v.map(|v| v as u64));
-    let old = one(common.max_tokens, "max_tokens")?;
-    let new = one(common.max_completion_tokens, "max_completion_tokens")?;
-    match (old, new) {
-        (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
-            "max_completion_tokens",
-            format!("max_tokens ({old}) and max_completion_tokens ({new}) are both given and differ; send one of them"),
-        )),
-        _ => Ok(new.or(old)),
+    match (one(common.max_tokens, OLD)?, one(common.max_completion_tokens, NEW)?) {
+        (Some(old), Some(new)) if old != new => {
+            Err(ApiError::invalid(NEW, format!("{OLD} ({old}) and {NEW} ({new}) are both given and differ; send one of them")))
+        }
+        (None, Some(new)) => Ok((Some(new), NEW)),
+        (old, _) => Ok((old, OLD)),
     }
 }
 
 /// Refuses `max_tokens: 0`, which only text completions that return the prompt can mean.
 pub fn needs_a_token(settings: &Settings) -> Result<(), ApiError> {
+    let field = settings.max_tokens_field;
     if settings.max_tokens == Some(0) {
-        return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1, got 0"));
+        return Err(ApiError::invalid(field, format!("{field} must be at least 1, got 0")));
     }
     Ok(())
 }

@@ -75,6 +75,8 @@ async fn empty_prompts() {
         CHAT,
         vec![
             (chat(json!({"messages": []})), "messages"),
+            (chat(json!({"messages": null})), "messages"),
+            (json!({"model": "demo"}), "messages"),
             (chat(json!({"messages": [{"role": "user", "content": null}]})), "messages[0].content"),
             (chat(json!({"messages": [{"role": "user"}]})), "messages[0].content"),
             (chat(json!({"messages": "hi"})), "messages"),
