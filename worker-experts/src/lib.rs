@@ -6,6 +6,7 @@
 //! | [`batcher`] | joins the rows of several connections per layer and shard |
 //! | [`exec`] | [`ShardEngine`]: a loaded shard that computes additive partials; the attention worker uses it in-process, too |
 //! | [`bank`] | the slices of the experts that a shard owns → one backend bank per layer, with progress |
+//! | [`status`] | what the coordinator hears with each heartbeat |
 //! | [`config`], [`error`], [`telemetry`], [`identity`] | settings, failures, metrics, who this process is |
 //! | [`fault`] | deliberate faults for tests |
 //!
@@ -21,6 +22,7 @@ pub mod exec;
 pub mod fault;
 pub mod identity;
 pub mod service;
+pub mod status;
 pub mod telemetry;
 
 pub use bank::{LoadProgress, load_layer};

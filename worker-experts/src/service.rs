@@ -18,58 +18,25 @@ use tandem_kernels::{
 };
 use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
-    control::v1::{self as wire, Accept, Heartbeat, Hello, Role, WorkerState},
-    hop::{ExpertListener, ExpertServer, ServerOptions, ServerStats},
+    control::v1::{self as wire, Accept, Hello, Role},
+    hop::{ExpertListener, ExpertServer, ServerOptions},
     membership::{MemberState, Membership, MembershipHandle},
     payload,
     route_table::ShardDesc,
 };
 use tandem_runtime::{Health, Latch, Shutdown, admin, metrics as recorder};
 
-use crate::{
-    Config, Error, LoadProgress, ShardEngine,
-    batcher::Batcher,
-    identity,
-    telemetry::{self, Gauges},
-};
+use crate::{Config, Error, LoadProgress, ShardEngine, batcher::Batcher, identity, status::Status, telemetry};
 
 /// Version of control.v1, attn.v1 and experts.v1 taken together.
 const PROTOCOL_VERSION: u32 = 1;
+/// Rows computed together at most; longer dispatches go through in parts. More rows would only cost buffers: at this many, every expert has
+/// work enough that reading its weights does not count.
+const BATCH_ROWS: usize = 2048;
 /// A worker that drains goes once no row came for this long.
 const IDLE: Duration = Duration::from_millis(500);
 /// How often the server's thread is looked at.
 const WATCH: Duration = Duration::from_secs(1);
-
-/// What the heartbeat reports.
-struct Status {
-    state: WorkerState,
-    phase: String,
-    progress: LoadProgress,
-    shards_ready: Vec<u32>,
-    stats: Option<Arc<ServerStats>>,
-    /// Of servers that were replaced.
-    before: (u64, Duration),
-    gauges: Gauges,
-}
-
-impl Status {
-    fn heartbeat(&self) -> Heartbeat {
-        let (rows, busy) = self.stats.as_ref().map_or((0, Duration::ZERO), |s| (s.rows(), s.busy()));
-        self.gauges.loaded.set(self.progress.loaded_bytes as f64);
-        self.gauges.total.set(self.progress.total_bytes as f64);
-        self.gauges.connections.set(self.stats.as_ref().map_or(0, |s| s.connections()) as f64);
-        Heartbeat {
-            state: self.state.into(),
-            phase: self.phase.clone(),
-            loaded_bytes: self.progress.loaded_bytes,
-            total_bytes: self.progress.total_bytes,
-            busy_seconds: (busy + self.before.1).as_secs_f64(),
-            rows: rows + self.before.0,
-            shards_ready: self.shards_ready.clone(),
-            ..Heartbeat::default()
-        }
-    }
-}
 
 /// Runs an expert worker until it is told to stop.
 ///
@@ -129,17 +96,8 @@ enum Next {
 
 impl<B: Backend> Worker<B> {
     fn new(config: Config, checkpoint: Arc<Checkpoint>, backend: Arc<B>, latch: Latch) -> Self {
-        let status = Status {
-            state: WorkerState::Loading,
-            phase: "joining".to_owned(),
-            progress: LoadProgress::default(),
-            shards_ready: Vec::new(),
-            stats: None,
-            before: (0, Duration::ZERO),
-            gauges: Gauges::new(),
-        };
         let (epoch, host) = (identity::new_epoch(), identity::host());
-        Self { config, checkpoint, backend, latch, status: Arc::new(Mutex::new(status)), epoch, host }
+        Self { config, checkpoint, backend, latch, status: Arc::default(), epoch, host }
     }
 
     async fn run(self, shutdown: Shutdown) -> Result<(), Error> {
@@ -227,15 +185,10 @@ impl<B: Backend> Worker<B> {
     ) -> Result<Option<ExpertServer>, Error> {
         let (checkpoint, backend) = (Arc::clone(&self.checkpoint), Arc::clone(&self.backend));
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
-        {
-            let mut status = self.status.lock();
-            status.state = WorkerState::Loading;
-            status.phase = "loading".to_owned();
-            status.progress = LoadProgress { loaded_bytes: 0, total_bytes: total };
-            status.shards_ready.clear();
-        }
+        self.status.lock().load(total);
         self.latch.close(format!("loading {:.2} GiB of experts", total as f64 / f64::from(1 << 30)));
-        let (status, max_rows, fault) = (Arc::clone(&self.status), self.config.max_rows as usize, self.config.fault);
+        let (status, max_rows) = (Arc::clone(&self.status), (self.config.max_rows as usize).min(BATCH_ROWS));
+        let fault = self.config.fault.clone().filter(|f| f.worker.as_ref().is_none_or(|w| *w == self.config.name));
         let ids: Vec<u32> = shards.iter().map(|s| s.id).collect();
         let loading = blocking(move || {
             let mut engines = Vec::with_capacity(shards.len());
@@ -269,17 +222,13 @@ impl<B: Backend> Worker<B> {
             spin: self.config.spin,
         };
         let server = listener.serve(options, Box::new(batcher)).map_err(|source| Error::Bind { what: "expert server", source })?;
-        let mut status = self.status.lock();
-        status.state = WorkerState::Ready;
-        status.phase = if ids.is_empty() { "standing by: no shard given".to_owned() } else { String::new() };
-        status.stats = Some(server.stats());
-        status.shards_ready = ids;
-        if status.shards_ready.is_empty() {
+        tracing::info!(shards = ?ids, "experts ready");
+        if ids.is_empty() {
             self.latch.close("no shard given: standing by");
         } else {
             self.latch.open();
         }
-        tracing::info!(shards = ?status.shards_ready, "experts ready");
+        self.status.lock().ready(ids, server.stats());
         Ok(Some(server))
     }
 
@@ -347,16 +296,12 @@ impl<B: Backend> Worker<B> {
 
     /// Says so, and goes on serving while rows still come: sequences in flight end before their experts do.
     async fn drain(&self, shutdown: &Shutdown, timeout: Duration) {
-        {
-            let mut status = self.status.lock();
-            status.state = WorkerState::Draining;
-            status.phase = "draining".to_owned();
-        }
+        self.status.lock().drain();
         self.latch.close("draining");
         if timeout.is_zero() {
             return;
         }
-        let rows = || self.status.lock().stats.as_ref().map_or(0, |s| s.rows());
+        let rows = || self.status.lock().rows();
         let idle = async {
             let mut seen = rows();
             loop {
@@ -377,12 +322,8 @@ impl<B: Backend> Worker<B> {
 
     /// Stops a server after its running batch.
     async fn retire(&self, server: ExpertServer) -> Result<(), Error> {
-        let stats = server.stats();
         blocking(move || server.stop().map_err(|source| Error::Bind { what: "expert server", source })).await?;
-        let mut status = self.status.lock();
-        status.stats = None;
-        status.shards_ready.clear();
-        status.before = (status.before.0 + stats.rows(), status.before.1 + stats.busy());
+        self.status.lock().retire();
         Ok(())
     }
 
