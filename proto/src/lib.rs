@@ -8,6 +8,7 @@
 //! | [`link`] | transports: tcp, grpc, inproc |
 //! | [`hop`] | attention side ([`hop::HostHop`]) and expert side ([`hop::ExpertServer`]) |
 //! | [`route_table`] | who holds which shard |
+//! | [`telemetry`] | names of the metrics |
 //! | [`membership`] | a worker's membership of an instance |
 
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub mod link;
 pub mod membership;
 pub mod payload;
 pub mod route_table;
+pub mod telemetry;
 
 /// Membership: workers dial the coordinator (`tandem.control.v1`).
 pub mod control {

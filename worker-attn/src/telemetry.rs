@@ -18,10 +18,14 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 use tandem_runtime::metrics::{Buckets, HOP};
 
 /// Buckets of this crate's histograms, for [`tandem_runtime::metrics::install`].
-pub const BUCKETS: &[Buckets] = &[Buckets { name: "tandem_layer_wait_seconds", bounds: HOP }];
+pub const BUCKETS: &[Buckets] = &[
+    Buckets { name: "tandem_layer_wait_seconds", bounds: HOP },
+    Buckets { name: tandem_proto::telemetry::DISPATCH_SECONDS, bounds: HOP },
+];
 
 /// Registers help texts and units; call once after the recorder is installed.
 pub fn describe() {
+    tandem_proto::telemetry::describe();
     describe_histogram!("tandem_step_seconds", Unit::Seconds, "Time of one step of the attention worker by phase.");
     describe_histogram!("tandem_step_rows", "Rows of one step by kind.");
     describe_histogram!("tandem_layer_wait_seconds", Unit::Seconds, "Time a MoE layer waits for the other side.");

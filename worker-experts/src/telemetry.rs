@@ -10,6 +10,7 @@ pub const BUCKETS: &[Buckets] = &[Buckets { name: "tandem_expert_compute_seconds
 
 /// Says what each metric means.
 pub fn describe() {
+    tandem_proto::telemetry::describe();
     describe_counter!("tandem_expert_rows_total", Unit::Count, "Rows whose partial was computed, each shard counted.");
     describe_counter!("tandem_expert_dispatches_total", Unit::Count, "Dispatches computed, whole or in parts.");
     describe_counter!("tandem_expert_failures_total", Unit::Count, "Dispatches answered with an error.");

@@ -38,6 +38,13 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().event_interval(16).build()
 }
 
+/// One turn of a busy poll: tasks that are ready, a look at the sockets, and a chance for whoever else wants this core. On a machine with
+/// fewer cores than spinning threads the peer that is waited for may be just that: without the last, each hop costs a time slice.
+async fn turn() {
+    tokio::task::yield_now().await;
+    std::thread::yield_now();
+}
+
 /// How the attention side of the hop works.
 #[derive(Clone, Debug)]
 pub struct HopOptions {

@@ -50,13 +50,11 @@ impl Outbox {
 
     /// Queues a frame.
     pub fn push(&self, outgoing: Outgoing) {
-        let mut state = self.state.lock();
-        if is_bulk(&outgoing.frame) {
-            state.bulk.push_back(outgoing)
-        } else {
-            state.small.push_back(outgoing)
-        }
-        drop(state);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let queue = if is_bulk(&outgoing.frame) { &mut state.bulk } else { &mut state.small };
+        queue.push_back(outgoing);
+        drop(guard);
         self.work.notify_one();
     }
 

@@ -194,3 +194,50 @@ fn auto_falls_back_to_grpc_where_tcp_cannot_connect() {
     let error = tcp_only.collect(ticket, &mut [0.0; HIDDEN]).unwrap_err().to_string();
     assert!(error.contains("over tcp"), "{error}");
 }
+
+/// What operators see of a hop that lost its worker once: phases and rows by worker, bytes by direction, the retry and its reason.
+#[test]
+fn metrics_tell_what_happened() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    let stage = Stage::new(LinkKind::Tcp);
+    let (engine, gate) = Fake::gated(&stage.log);
+    let (doomed, first) = stage.worker(stage.server_options("experts-0", 1, &[0]), engine);
+    let (_replica, second) = stage.plain("experts-1", 2, &[0]);
+    stage.route(&[(0, &[&first, &second])]);
+    let recorder = DebuggingRecorder::new();
+    let snapshots = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut hop = stage.hop(stage.hop_options());
+        hop.tend(Duration::from_secs(30));
+        hop.begin_step(1, 2);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                gate.entered.recv().unwrap();
+                doomed.condemn();
+                drop(gate.open);
+            });
+            ask(&mut hop, 9, 0, &Rows::new(2, 7)).unwrap();
+        });
+        let total = hop.timings().total.as_secs_f64();
+        let mut phases = Vec::new();
+        let mut seen = std::collections::BTreeMap::new();
+        for (key, _, _, value) in snapshots.snapshot().into_vec() {
+            let labels: Vec<String> = key.key().labels().map(|l| format!("{}={}", l.key(), l.value())).collect();
+            match value {
+                DebugValue::Histogram(values) => phases.extend(values.iter().map(|v| (labels.join(","), v.into_inner()))),
+                DebugValue::Counter(v) => drop(seen.insert(format!("{}{{{}}}", key.key().name(), labels.join(",")), v as f64)),
+                DebugValue::Gauge(v) => drop(seen.insert(format!("{}{{{}}}", key.key().name(), labels.join(",")), v.into_inner())),
+            }
+        }
+        phases.sort_by(|a, b| a.0.cmp(&b.0));
+        let names: Vec<&str> = phases.iter().map(|(labels, _)| labels.as_str()).collect();
+        let by = |phase| format!("phase={phase},worker=experts-1");
+        assert_eq!(names, ["compute", "queue", "return", "send"].map(by));
+        let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+        assert!((sum - total).abs() <= 0.05 * total, "{sum} {total}");
+        assert_eq!(seen["tandem_hop_rows_total{worker=experts-1}"], 2.0);
+        assert_eq!(seen["tandem_hop_retries_total{reason=link}"], 1.0);
+        assert_eq!(seen["tandem_link_info{worker=experts-1,link=tcp,reason=first}"], 1.0);
+        assert!(seen["tandem_link_bytes_total{dir=sent,link=tcp}"] > seen["tandem_link_bytes_total{dir=received,link=tcp}"]);
+    });
+}

@@ -136,7 +136,7 @@ pub(super) fn a_dispatch_that_arrives_twice_is_computed_once(stage: &Stage) {
 /// other values.
 pub(super) fn stale_answers_are_not_taken(stage: &Stage) {
     let std_listener = || tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let name = format!("liar-{:p}", stage);
+    let name = format!("liar-{stage:p}");
     let socket = std_listener();
     let addr = if stage.kind == LinkKind::Inproc { name.clone() } else { socket.local_addr().unwrap().to_string() };
     let options = stage.server_options("experts-0", 1, &[0]);

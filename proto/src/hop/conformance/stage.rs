@@ -128,7 +128,7 @@ impl Stage {
     pub fn route(&self, routes: &[(u32, &[&Holder])]) {
         let version = self.version.fetch_add(1, Ordering::Relaxed) + 1;
         let routes = routes.iter().map(|(id, holders)| Route {
-            shard: ShardDesc { id: *id, layers: vec![0..100], experts: 0..40, ffn: 0..8 },
+            shard: ShardDesc { id: *id, layers: std::iter::once(0..100).collect(), experts: 0..40, ffn: 0..8 },
             holders: holders.iter().map(|h| (*h).clone()).collect(),
         });
         self.routes.send_replace(RouteTable { coordinator_epoch: 1, version, routes: routes.collect() });

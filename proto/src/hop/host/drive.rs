@@ -11,7 +11,7 @@ use super::fleet::Fleet;
 use super::pending::{Pending, Took};
 use super::session::{Event, Events, SessionId};
 use crate::frame::{Frame, Header, Kind};
-use crate::hop::{HopError, HopOptions};
+use crate::hop::{HopError, HopOptions, turn};
 use crate::link::LinkKind;
 use crate::payload::{BufferPool, RowShape};
 use crate::route_table::RouteTable;
@@ -119,7 +119,7 @@ impl Drive {
             } else if now > patience {
                 return;
             }
-            tokio::task::yield_now().await;
+            turn().await;
             self.pump();
         }
     }
@@ -332,7 +332,7 @@ impl Drive {
     async fn idle(&mut self, deadline: Instant) {
         let now = Instant::now();
         if now < self.spin_until {
-            tokio::task::yield_now().await;
+            turn().await;
             return;
         }
         let silent =

@@ -16,6 +16,7 @@ use crate::hop::handshake;
 use crate::hop::outbox::{Outbox, is_bulk};
 use crate::link::{AnySink, AnySource, FrameSource, Link, LinkChoice, LinkKind, dial};
 use crate::route_table::Holder;
+use crate::telemetry::DISPATCH_SECONDS;
 
 /// A session, unique within the hop's life.
 pub(super) type SessionId = u64;
@@ -115,8 +116,7 @@ pub(super) struct SessionMetrics {
 
 impl SessionMetrics {
     fn new(worker: &str) -> Self {
-        let phase =
-            |phase: &'static str| metrics::histogram!("tandem_expert_dispatch_seconds", "phase" => phase, "worker" => worker.to_owned());
+        let phase = |phase: &'static str| metrics::histogram!(DISPATCH_SECONDS, "phase" => phase, "worker" => worker.to_owned());
         Self {
             send: phase("send"),
             queue: phase("queue"),

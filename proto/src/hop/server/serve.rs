@@ -18,7 +18,7 @@ use crate::frame::{ErrorCode, Frame, Header, Kind};
 use crate::hop::engine::{Dispatch, ExpertEngine};
 use crate::hop::gather::{Accepted, Batch, ConnId, Gather, GatherLimits, error_frame};
 use crate::hop::outbox::{Outbox, is_bulk};
-use crate::hop::{HandshakeError, handshake};
+use crate::hop::{HandshakeError, handshake, turn};
 use crate::link::grpc::GrpcListener;
 use crate::link::tcp::TcpLinkListener;
 use crate::link::{AnyLink, AnyListener, AnySource, FrameSource, Link, LinkError, LinkKind};
@@ -110,7 +110,7 @@ async fn wait_for_work(core: &Core) {
             return;
         }
         if Instant::now() < *core.spin_until.lock() {
-            tokio::task::yield_now().await;
+            turn().await;
         } else {
             core.work.notified().await;
         }
