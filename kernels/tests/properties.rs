@@ -2,6 +2,8 @@
 //!
 //! The conformance suite draws sizes from its seed; here proptest draws them, wider than the suite does.
 
+#![expect(clippy::unwrap_used, reason = "in a test an error is a failure")]
+
 use proptest::prelude::*;
 use tandem_kernels::{
     Precision,

@@ -4,6 +4,7 @@ use super::{
     Real,
     linear::dot,
     norm::{layer_norm, softmax},
+    order::descending,
 };
 
 /// The raw index key of one token: a true LayerNorm with bias, eps 1e-6.
@@ -61,10 +62,8 @@ pub fn select<T: Real>(t: usize, s: &Selection, score: impl Fn(usize) -> T) -> V
         return (0..visible).collect();
     }
     let pools = visible / s.kpool;
-    let mut ranked: Vec<(usize, T)> =
-        (0..pools).map(|p| (p, score(p))).map(|(p, v)| (p, if v >= v { v } else { T::NEG_INFINITY })).collect();
-    ranked.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal)); // stable: ties keep the lower pool first
-    let mut chosen: Vec<usize> = ranked.into_iter().take(s.topk / s.kpool).map(|(p, _)| p).collect();
+    let scores: Vec<T> = (0..pools).map(score).collect();
+    let mut chosen: Vec<usize> = descending(&scores).into_iter().take(s.topk / s.kpool).collect();
     chosen.sort_unstable();
     let mut positions: Vec<usize> = chosen.into_iter().flat_map(|p| p * s.kpool..(p + 1) * s.kpool).collect();
     if s.always_tail {

@@ -57,6 +57,8 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Neither NaN nor infinite.
     fn is_finite(self) -> bool;
+    /// Not a number.
+    fn is_nan(self) -> bool;
     /// Appends the little-endian bytes.
     fn write_le(self, out: &mut Vec<u8>);
     /// Reads [`Real::BYTES`] little-endian bytes; `None` where there are fewer.
@@ -111,6 +113,9 @@ macro_rules! real {
             }
             fn is_finite(self) -> bool {
                 $t::is_finite(self)
+            }
+            fn is_nan(self) -> bool {
+                $t::is_nan(self)
             }
             fn write_le(self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());

@@ -1,6 +1,6 @@
 //! The router: which experts a row goes to, and with what weight.
 
-use super::{Real, norm::sigmoid};
+use super::{Real, norm::sigmoid, order::descending};
 
 /// Constants of the router, in the reference's number type.
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +38,6 @@ fn mask_groups<T: Real>(biased: &mut [T], r: &Routing<T>) {
     for lost in descending(&sums).into_iter().skip(r.topk_group) {
         biased[lost * size..(lost + 1) * size].fill(T::NEG_INFINITY);
     }
-}
-
-/// Indices by descending value; ties by lowest index, NaN last.
-fn descending<T: Real>(values: &[T]) -> Vec<usize> {
-    let rank = |i: usize| if values[i] >= values[i] { values[i] } else { T::NEG_INFINITY };
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal)); // stable: ties keep the lower index first
-    order
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! ascending id, at which the running sum of the kept probabilities exceeds `uniform` times their whole sum. Log-probabilities and ranks
 //! are those of the raw logits.
 
-use super::Real;
+use super::{Real, order::descending};
 use crate::{SampleRow, Sampled};
 
 /// Samples (or, with `forced`, judges) one row.
@@ -79,14 +79,6 @@ fn kept<T: Real>(logits: &[T], order: &[usize], row: &SampleRow) -> Vec<f64> {
 fn log_sum_exp<T: Real>(logits: &[T]) -> T {
     let max = logits.iter().fold(T::NEG_INFINITY, |m, &v| v.at_least(m));
     logits.iter().map(|&v| (v - max).exp()).sum::<T>().ln() + max
-}
-
-/// Ids by descending logit; ties by lowest id, NaN last.
-fn descending<T: Real>(logits: &[T]) -> Vec<usize> {
-    let rank = |i: usize| if logits[i] >= logits[i] { logits[i] } else { T::NEG_INFINITY };
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal)); // stable: lower id first
-    order
 }
 
 #[cfg(test)]

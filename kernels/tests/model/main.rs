@@ -2,6 +2,8 @@
 //!
 //! The goldens are what transformers answers in f32 for `tiny` and `tiny-b` (`tests/fixtures/gold`); the checkpoints are made on the spot.
 
+#![expect(clippy::unwrap_used, reason = "in a test an error is a failure")]
+
 mod forward;
 mod geometries;
 
