@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tower_service::Service as _;
 
-use crate::api::ApiError;
+use crate::api::{ApiError, request_id};
 use crate::engine::Engine;
 
 #[derive(Clone)]
@@ -31,7 +31,8 @@ async fn answer(State(loading): State<Loading>, request: Request) -> Response {
             Err(never) => match never {},
         };
     }
-    match request.uri().path() {
+    let id = request_id::of(request.headers());
+    let mut response = match request.uri().path() {
         "/livez" => axum::Json(json!({"live": true, "reasons": []})).into_response(),
         "/metrics" => tandem_runtime::admin::exposition(tandem_runtime::metrics::render()),
         "/version" => axum::Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response(),
@@ -43,5 +44,7 @@ async fn answer(State(loading): State<Loading>, request: Request) -> Response {
                 ApiError::not_ready(&reasons).into_response()
             }
         }
-    }
+    };
+    request_id::stamp(&id, &mut response);
+    response
 }

@@ -16,7 +16,7 @@ mod body;
 mod choice;
 mod error;
 mod openai;
-mod request_id;
+pub(crate) mod request_id;
 mod run;
 mod serve;
 mod sse;
