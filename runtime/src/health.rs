@@ -24,6 +24,31 @@ pub struct Report {
     pub ready: bool,
     /// Why not live or not ready, one entry per latch or pulse; empty when all is well.
     pub reasons: Vec<String>,
+    /// How far the work of a closed latch is, where it says so (`tandem up` draws it).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+}
+
+/// How far some long work is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// Sets the progress of a latch's work, from any thread.
+#[derive(Clone, Debug)]
+pub struct ProgressSetter {
+    state: Arc<LatchState>,
+}
+
+impl ProgressSetter {
+    /// `done` of `total` bytes; shown while the latch is closed.
+    pub fn set(&self, done: u64, total: u64) {
+        *self.state.progress.lock() = Some(Progress { done, total });
+    }
 }
 
 /// Shared health of one process. Cloning is cheap; all clones see the same state.
@@ -44,6 +69,7 @@ struct LatchState {
     name: String,
     /// `None` = open; else why not.
     closed: Mutex<Option<String>>,
+    progress: Mutex<Option<Progress>>,
 }
 
 #[derive(Debug)]
@@ -68,7 +94,7 @@ impl Health {
 
     /// Adds a condition of readiness, closed with the reason "starting" until its holder opens it.
     pub fn latch(&self, name: impl Into<String>) -> Latch {
-        let state = Arc::new(LatchState { name: name.into(), closed: Mutex::new(Some("starting".into())) });
+        let state = Arc::new(LatchState { name: name.into(), closed: Mutex::new(Some("starting".into())), progress: Mutex::default() });
         self.inner.latches.lock().push(Arc::clone(&state));
         Latch { state }
     }
@@ -96,12 +122,18 @@ impl Health {
             }
         }
         let live = reasons.is_empty();
+        let mut progress: Option<Progress> = None;
         for latch in self.inner.latches.lock().iter() {
             if let Some(reason) = latch.closed.lock().as_deref() {
                 reasons.push(format!("{}: {reason}", latch.name));
+                if let Some(part) = *latch.progress.lock() {
+                    let sum = progress.get_or_insert_default();
+                    sum.done += part.done;
+                    sum.total += part.total;
+                }
             }
         }
-        Report { live, ready: reasons.is_empty(), reasons }
+        Report { live, ready: reasons.is_empty(), reasons, progress }
     }
 
     fn now_ms(&self) -> u64 {
@@ -124,6 +156,11 @@ impl Latch {
     /// The condition does not hold, because of `reason`.
     pub fn close(&self, reason: impl Into<String>) {
         *self.state.closed.lock() = Some(reason.into());
+    }
+
+    /// A handle through which the work that the latch waits for can say how far it is.
+    pub fn progress(&self) -> ProgressSetter {
+        ProgressSetter { state: Arc::clone(&self.state) }
     }
 
     /// Whether the condition holds.
@@ -175,8 +212,12 @@ mod tests {
         let report = health.report();
         assert!(report.live && !report.ready);
         assert_eq!(report.reasons, ["peers: experts-0 silent for 3 s"]);
+        let loading = peers.progress();
+        loading.set(3, 10);
+        assert_eq!(health.report().progress, Some(Progress { done: 3, total: 10 }));
         peers.open();
         assert!(health.report().ready && weights.is_open());
+        assert_eq!(health.report().progress, None, "done");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Logs: `tracing` events to stderr, one line each, as text or JSON, with the process's role and the request id of the span an
 //! event lies in. Standard output stays free for machine-readable lines. Prompt and answer text is never logged.
 
-use std::{fmt, io};
+use std::{fmt, io, io::IsTerminal as _};
 
 use serde_json::{Map, Value};
 use tracing::{Event, Subscriber, field::Field};
@@ -52,12 +52,29 @@ pub fn init(role: &str, format: LogFormat, filter: Option<&str>) -> Result<(), L
     let filter = filter.unwrap_or(DEFAULT_FILTER);
     let parsed = EnvFilter::try_new(filter).map_err(|error| LogError::Filter { filter: filter.into(), reason: error.to_string() })?;
     let line = Line { role: role.into() };
-    let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(io::stderr);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(parsed).with_writer(|| Unfailing(io::stderr())).with_ansi(io::stderr().is_terminal());
     let result = match format {
         LogFormat::Text => builder.fmt_fields(DefaultFields::new()).event_format(TextLine(line)).try_init(),
         LogFormat::Json => builder.fmt_fields(JsonFields::new()).event_format(JsonLine(line)).try_init(),
     };
     result.map_err(|_| LogError::Twice)
+}
+
+/// Standard error that takes everything. When its reader is gone (a supervisor that was killed), the subscriber would report the
+/// failed write on the same stream, and panic in whichever thread logs.
+struct Unfailing(io::Stderr);
+
+impl io::Write for Unfailing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = self.0.write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = self.0.flush();
+        Ok(())
+    }
 }
 
 struct Line {

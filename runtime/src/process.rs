@@ -20,6 +20,17 @@ pub fn announce(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// Writes text to stdout. A reader that went away (`| head`) is no reason to fail.
+pub fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Writes a line to stderr, whether or not anybody reads it.
+pub fn complain(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
 /// Describes the metrics that [`record_metrics`] sets.
 pub fn describe_metrics() {
     describe_gauge!("process_resident_memory_bytes", Unit::Bytes, "Resident memory of this process.");

@@ -30,8 +30,8 @@ pub fn watch_parent(shutdown: Shutdown) -> io::Result<()> {
                 Err(_) => break,
             }
         }
-        tracing::warn!("the supervising process is gone: stopping");
         shutdown.stop_now();
+        tracing::warn!("the supervising process is gone: stopping");
         thread::sleep(ORPHAN_GRACE);
         std::process::exit(i32::from(exit::UNAVAILABLE));
     })?;

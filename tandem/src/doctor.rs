@@ -1,6 +1,7 @@
 //! `tandem doctor`: what this machine is, and whether its loopback is fit for hops.
 
 use std::{
+    fmt,
     io::{self, Read, Write},
     net::{TcpListener, TcpStream},
     num::NonZeroUsize,
@@ -10,7 +11,9 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{cli::DoctorArgs, failure::Failure};
+use tandem_runtime::process;
+
+use crate::{cli::DoctorArgs, failure::Failure, up};
 
 /// Size of one hop's payload of a decode row: hidden 4096 in bf16.
 const PAYLOAD: usize = 8192;
@@ -47,7 +50,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         cores: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         cpu: cpu_model(),
         instruction_sets: instruction_sets(),
-        memory_free_bytes: crate::up::available_memory(),
+        memory_free_bytes: up::available_memory(),
         loopback_p50_us: micros(percentile(&fast, 50)),
         loopback_p99_us: micros(percentile(&fast, 99)),
         loopback_nagle_p50_us: micros(percentile(&slow, 50)),
@@ -63,27 +66,28 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         findings.problems.push("one core: attention and expert workers take turns on it".into());
     }
     if args.json {
-        println!("{}", serde_json::to_string(&findings).map_err(|error| Failure::internal(error.to_string()))?);
+        let json = serde_json::to_string(&findings).map_err(|error| Failure::internal(error.to_string()))?;
+        process::print(&format!("{json}\n"));
     } else {
-        print(&findings);
+        process::print(&findings.to_string());
     }
     if findings.problems.is_empty() { Ok(()) } else { Err(Failure::unavailable(format!("{} problem(s) found", findings.problems.len()))) }
 }
 
-fn print(findings: &Findings) {
-    println!("tandem        {}", findings.version);
-    println!("cpu           {} ({} cores for this process)", findings.cpu.as_deref().unwrap_or("unknown"), findings.cores);
-    println!("instructions  {}", findings.instruction_sets.join(" "));
-    if let Some(bytes) = findings.memory_free_bytes {
-        println!("memory        {} GiB free", crate::up::gib(bytes));
-    }
-    println!("loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", findings.loopback_p50_us, findings.loopback_p99_us);
-    println!("              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", findings.loopback_nagle_p50_us);
-    for problem in &findings.problems {
-        println!("problem       {problem}");
-    }
-    if findings.problems.is_empty() {
-        println!("no problems found");
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "tandem        {}", self.version)?;
+        writeln!(f, "cpu           {} ({} cores for this process)", self.cpu.as_deref().unwrap_or("unknown"), self.cores)?;
+        writeln!(f, "instructions  {}", self.instruction_sets.join(" "))?;
+        if let Some(bytes) = self.memory_free_bytes {
+            writeln!(f, "memory        {} GiB free", up::gib(bytes))?;
+        }
+        writeln!(f, "loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", self.loopback_p50_us, self.loopback_p99_us)?;
+        writeln!(f, "              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", self.loopback_nagle_p50_us)?;
+        for problem in &self.problems {
+            writeln!(f, "problem       {problem}")?;
+        }
+        if self.problems.is_empty() { writeln!(f, "no problems found") } else { Ok(()) }
     }
 }
 

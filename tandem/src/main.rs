@@ -19,7 +19,7 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::{CommandFactory, FromArgMatches};
 use tandem_runtime::{
     config::{self, ConfigError, Resolved},
-    exit, logs,
+    exit, logs, process,
 };
 
 use cli::{Cli, Command, ConfigAction, args::CommonArgs, values};
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.reason.is_empty() {
-                eprintln!("tandem: error: {failure}");
+                process::complain(&format!("tandem: error: {failure}"));
             }
             ExitCode::from(failure.code)
         }
@@ -54,7 +54,7 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
         Command::Config { action: ConfigAction::Show { command, flags } } => {
             let argv: Vec<OsString> = ["tandem", command.name()].iter().map(OsString::from).chain(flags).collect();
             let shown = resolve(&argv)?;
-            print!("{}", config::render(command.name(), &shown.settings));
+            process::print(&config::render(command.name(), &shown.settings));
             Ok(())
         }
         Command::Doctor(args) => doctor::run(args),

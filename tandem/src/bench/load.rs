@@ -11,6 +11,7 @@ use std::{
 use futures::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use tandem_runtime::process;
 
 use super::{
     report::{Report, Sample},
@@ -56,9 +57,10 @@ pub async fn run(args: LoadArgs) -> Result<(), Failure> {
     let report = Report::new(&samples, args.concurrency, started.elapsed());
     bar.finish_and_clear();
     if args.json {
-        println!("{}", serde_json::to_string(&report).map_err(|error| Failure::internal(error.to_string()))?);
+        let json = serde_json::to_string(&report).map_err(|error| Failure::internal(error.to_string()))?;
+        process::announce(&json);
     } else {
-        println!("{report}");
+        process::announce(&report.to_string());
     }
     Ok(())
 }

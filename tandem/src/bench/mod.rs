@@ -8,6 +8,8 @@ mod sse;
 
 use std::path::Path;
 
+use tandem_runtime::process;
+
 use crate::{
     block_on,
     cli::{BenchAction, BenchArgs, Preset},
@@ -38,14 +40,16 @@ fn make_checkpoint(preset: Preset, dir: &Path) -> Result<(), Failure> {
         return Err(Failure::usage(format!("{} holds a checkpoint already: give another folder", dir.display())));
     }
     let failed = |error: &dyn std::fmt::Display| Failure::unavailable(format!("{}: {error}", dir.display()));
-    eprintln!("writing {}", dir.display());
+    process::complain(&format!("writing {}", dir.display()));
     synthetic::write(preset, dir, &[]).map_err(|error| failed(&error))?;
     let text = text_files(preset.config().vocab);
     for (name, content) in &text {
         std::fs::write(dir.join(name), content).map_err(|error| failed(&error))?;
     }
     if text.is_empty() {
-        eprintln!("no tokenizer is written: the vocabulary is smaller than the demo model's; copy tokenizer files beside it to serve it");
+        process::complain(
+            "no tokenizer is written: the vocabulary is smaller than the demo model's; copy tokenizer files beside it to serve it",
+        );
     }
     Ok(())
 }

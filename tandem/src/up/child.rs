@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    io::{self, Write as _},
+    io,
     process::Stdio,
     sync::Arc,
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::restart::Cause;
+use super::{progress::print_line, restart::Cause};
 
 /// Lines of standard error that are kept for the report of a death.
 const TAIL_LINES: usize = 20;
@@ -139,12 +139,10 @@ fn relay_stderr(
         while let Ok(read @ 1..) = reader.read_until(b'\n', &mut raw).await {
             let text = String::from_utf8_lossy(&raw[..read]).trim_end().to_owned();
             raw.clear();
-            let mut err = io::stderr().lock();
-            let _ = match &label {
-                Some(label) => writeln!(err, "[{label}] {text}"),
-                None => writeln!(err, "{text}"),
-            };
-            drop(err);
+            match &label {
+                Some(label) => print_line(&format!("[{label}] {text}")),
+                None => print_line(&text),
+            }
             let mut tail = tail.lock();
             if tail.len() == TAIL_LINES {
                 tail.pop_front();

@@ -1,12 +1,13 @@
 //! `tandem up`: all roles on one machine, as child processes.
 //!
 //! `plan.rs` says what goes where, `children.rs` how each role is started, `restart.rs` what a death means, `supervisor.rs` runs
-//! it all, `cores.rs` shares the cores out.
+//! it all, `progress.rs` shows how far loading is, `cores.rs` shares the cores out.
 
 mod child;
 mod children;
 mod cores;
 mod plan;
+mod progress;
 mod restart;
 mod supervisor;
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    io::Write as _,
     net::{SocketAddr, ToSocketAddrs as _},
     num::NonZeroUsize,
     thread,
@@ -22,6 +21,7 @@ use super::{
     children::{self, Recipe},
     cores::{self, Share},
     plan::{Limits, Plan},
+    progress::{self, Loading, say},
     restart::{Cause, History, Verdict},
 };
 use crate::{
@@ -63,7 +63,8 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     let (notes, inbox) = mpsc::unbounded_channel();
     let drain_limit = args.common.shutdown_timeout.0 + STOP_GRACE;
     let prefix = args.common.log_format == LogFormat::Text;
-    let mut instance = Instance { slots: Vec::new(), notes, inbox, ready: false, prefix, started, due: BTreeMap::new() };
+    let mut instance =
+        Instance { slots: Vec::new(), notes, inbox, ready: false, prefix, started, due: BTreeMap::new(), loading: Some(Loading::new()) };
     let outcome = tokio::select! {
         biased;
         () = shutdown.stopping() => Ok(()),
@@ -162,6 +163,8 @@ struct Instance {
     started: Instant,
     /// Restarts to come: when, and which child.
     due: BTreeMap<(Instant, usize), ()>,
+    /// Until the first READY.
+    loading: Option<Loading>,
 }
 
 impl Instance {
@@ -170,6 +173,7 @@ impl Instance {
         self.add(recipe.serve())?;
         let deadline = tokio::time::Instant::now() + CONTROL_TIMEOUT;
         let mut workers_started = false;
+        let mut refresh = tokio::time::interval(progress::INTERVAL);
         loop {
             let next_restart = self.due.keys().next().copied();
             tokio::select! {
@@ -185,6 +189,11 @@ impl Instance {
                             self.add(recipe.experts(&control, name, *device, prepared.experts_share))?;
                         }
                         self.announce_processes(args);
+                    }
+                }
+                _ = refresh.tick(), if self.loading.is_some() => {
+                    if let Some(loading) = &mut self.loading {
+                        loading.refresh().await;
                     }
                 }
                 () = sleep_until(deadline), if !workers_started => {
@@ -256,6 +265,7 @@ impl Instance {
                     say(&format!("ready again at {url}"));
                 } else {
                     self.ready = true;
+                    self.loading = None;
                     say(&format!("ready after {:.1} s: {url}", self.started.elapsed().as_secs_f64()));
                     process::announce(text);
                 }
@@ -263,6 +273,9 @@ impl Instance {
             "ADMIN" => {
                 say(&format!("{} metrics and health: {url}/metrics {url}/readyz", slot.spec.name));
                 children::set(&mut slot.spec, "admin", addr);
+                if let Some(loading) = &mut self.loading {
+                    loading.watch(&slot.spec.name, url);
+                }
             }
             _ => say(&format!("{}: {text}", slot.spec.name)),
         }
@@ -351,13 +364,5 @@ impl Instance {
                 Ok(None) | Err(_) => return,
             }
         }
-    }
-}
-
-/// A line of the supervisor's own, on stderr.
-fn say(text: &str) {
-    let mut err = std::io::stderr().lock();
-    for line in text.lines() {
-        let _ = writeln!(err, "[up] {line}");
     }
 }
