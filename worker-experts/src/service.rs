@@ -187,6 +187,7 @@ impl<B: Backend> Worker<B> {
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
         self.status.lock().load(total);
         self.latch.close(format!("loading {:.2} GiB of experts", total as f64 / f64::from(1 << 30)));
+        let shown = self.latch.progress();
         let (status, max_rows) = (Arc::clone(&self.status), (self.config.max_rows as usize).min(BATCH_ROWS));
         let fault = self.config.fault.clone().filter(|f| f.worker.as_ref().is_none_or(|w| *w == self.config.name));
         let ids: Vec<u32> = shards.iter().map(|s| s.id).collect();
@@ -195,7 +196,10 @@ impl<B: Backend> Worker<B> {
             for shard in &shards {
                 tracing::info!(id = shard.id, %shard, gib = checkpoint.shard_bytes(shard) as f64 / f64::from(1 << 30), "loading shard");
                 let before = status.lock().progress.loaded_bytes;
-                let progress = |p: LoadProgress| status.lock().progress.loaded_bytes = before + p.loaded_bytes;
+                let progress = |p: LoadProgress| {
+                    status.lock().progress.loaded_bytes = before + p.loaded_bytes;
+                    shown.set(before + p.loaded_bytes, total);
+                };
                 engines.push(ShardEngine::load(&backend, &checkpoint, shard, progress)?);
             }
             let g = checkpoint.geometry();
