@@ -233,18 +233,20 @@ fn get_f32(bytes: &[u8], out: &mut [f32]) {
 #[derive(Debug)]
 pub struct BufferPool {
     free: Vec<BytesMut>,
+    bytes: usize,
     keep: usize,
 }
 
 impl BufferPool {
-    /// A pool that keeps at most `keep` buffers.
+    /// A pool that keeps at most `keep` bytes.
     pub fn new(keep: usize) -> Self {
-        Self { free: Vec::new(), keep }
+        Self { free: Vec::new(), bytes: 0, keep }
     }
 
     /// An empty buffer with at least `capacity` bytes.
     pub fn take(&mut self, capacity: usize) -> BytesMut {
         let mut buffer = self.free.pop().unwrap_or_default();
+        self.bytes -= buffer.capacity().min(self.bytes);
         buffer.clear();
         buffer.reserve(capacity);
         buffer
@@ -252,9 +254,10 @@ impl BufferPool {
 
     /// Gives a payload back. It is kept only if nobody else holds it (a transport that is still sending does).
     pub fn give(&mut self, payload: Bytes) {
-        if self.free.len() < self.keep
-            && let Ok(buffer) = payload.try_into_mut()
+        if let Ok(buffer) = payload.try_into_mut()
+            && self.bytes + buffer.capacity() <= self.keep
         {
+            self.bytes += buffer.capacity();
             self.free.push(buffer);
         }
     }
@@ -317,7 +320,7 @@ mod tests {
 
     #[test]
     fn buffers_come_back_once_nobody_holds_them() {
-        let mut pool = BufferPool::new(1);
+        let mut pool = BufferPool::new(1000);
         let mut buffer = pool.take(100);
         buffer.put_slice(b"abc");
         let payload = buffer.freeze();
@@ -327,5 +330,8 @@ mod tests {
         pool.give(held);
         assert_eq!(pool.free.len(), 1);
         assert!(pool.take(10).is_empty());
+        let big = pool.take(2000);
+        pool.give(big.freeze());
+        assert_eq!((pool.free.len(), pool.bytes), (0, 0));
     }
 }

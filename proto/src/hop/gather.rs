@@ -18,6 +18,8 @@ pub(super) type ConnId = u64;
 const BULK_PATIENCE: u32 = 4;
 /// Bytes of answers kept for pieces that arrive again.
 const RECENT_BYTES: usize = 64 << 20;
+/// Bytes of buffers kept for the next layer, of each kind.
+const SPARE_BYTES: usize = 32 << 20;
 /// Steps of one attention worker whose submissions may be open at once; older ones are given up by then.
 const OPEN_STEPS: u64 = 8;
 
@@ -59,6 +61,12 @@ struct RowBuffers {
     ids: Vec<i32>,
     weights: Vec<f32>,
     x: Vec<f32>,
+}
+
+impl RowBuffers {
+    fn bytes(&self) -> usize {
+        4 * (self.ids.capacity() + self.weights.capacity() + self.x.capacity())
+    }
 }
 
 impl Group {
@@ -136,7 +144,7 @@ impl Gather {
             passed_bulk: 0,
             recent: Recent::default(),
             spare: Vec::new(),
-            pool: BufferPool::new(16),
+            pool: BufferPool::new(SPARE_BYTES),
         }
     }
 
@@ -294,7 +302,8 @@ impl Gather {
             })
             .collect();
         self.recent.keep(group.key, frames.clone(), &mut self.pool);
-        if self.spare.len() < 8 {
+        let kept: usize = self.spare.iter().map(RowBuffers::bytes).sum();
+        if kept + group.buffers.bytes() <= SPARE_BYTES {
             self.spare.push(group.buffers);
         }
         frames

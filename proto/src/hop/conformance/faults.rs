@@ -241,3 +241,25 @@ fn metrics_tell_what_happened() {
         assert!(seen["tandem_link_bytes_total{dir=sent,link=tcp}"] > seen["tandem_link_bytes_total{dir=received,link=tcp}"]);
     });
 }
+
+/// A peer of another frame version is told so in frames of this one.
+#[test]
+fn another_frame_version_is_refused_by_name() {
+    use std::io::{Read, Write};
+
+    use prost::Message;
+
+    use crate::frame::{Frame, Header, Kind};
+    let stage = Stage::new(LinkKind::Tcp);
+    let (_server, holder) = stage.plain("experts-0", 1, &[0]);
+    let mut stream = std::net::TcpStream::connect(&holder.addresses[0].addr).unwrap();
+    let mut hello = Header::new(Kind::Hello).encode(&[]);
+    hello[4] = 2;
+    stream.write_all(&hello).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let answer = Frame::decode(&answer.into()).unwrap();
+    assert_eq!(answer.header.kind, Kind::Refuse);
+    let refuse = crate::experts::v1::Refuse::decode(answer.payload).unwrap();
+    assert_eq!((refuse.field.as_str(), refuse.needed.as_str(), refuse.got.as_str()), ("frame version", "1", "2"));
+}

@@ -18,6 +18,8 @@ use crate::route_table::RouteTable;
 
 /// How long `submit` goes on offering rows to a transport that takes none.
 const SUBMIT_PATIENCE: Duration = Duration::from_millis(1);
+/// Payload buffers kept for the next layer.
+const POOL_BYTES: usize = 32 << 20;
 /// Turns of the runtime that bring a frame from the gRPC layer's queue to the socket.
 const GRPC_TURNS: usize = 8;
 
@@ -53,7 +55,7 @@ impl Drive {
             options,
             shape,
             fleet,
-            pool: BufferPool::new(64),
+            pool: BufferPool::new(POOL_BYTES),
             events,
             routes,
             routes_seen: false,
@@ -127,6 +129,13 @@ impl Drive {
     /// Waits until the ticket is answered, given up, or past its deadline; `None` when there is no such ticket.
     pub async fn wait(&mut self, ticket: u64) -> Option<()> {
         self.enter();
+        if self.pending.iter().any(|pending| pending.ticket == ticket && pending.deadline <= self.driven_since) {
+            // The caller was busy past the deadline: the answer may lie in the socket.
+            for _ in 0..4 {
+                self.pump();
+                tokio::task::yield_now().await;
+            }
+        }
         loop {
             self.pump();
             let pending = self.pending.iter().find(|pending| pending.ticket == ticket)?;
@@ -299,7 +308,7 @@ impl Drive {
         let mut hang_up = None;
         for pending in self.pending.iter_mut().filter(|pending| !pending.is_done()) {
             let Some(assigned) = pending.assigned else { continue };
-            let heard = self.fleet.session(assigned.session).map_or(assigned.at, |(_, session)| session.heard);
+            let heard = self.fleet.session(assigned.session).map_or(assigned.at, |(_, session)| session.look(now));
             if now.saturating_duration_since(assigned.at.max(heard).max(self.driven_since)) < limit {
                 continue;
             }

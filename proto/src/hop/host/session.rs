@@ -98,8 +98,9 @@ pub(super) struct Session {
     pub kind: LinkKind,
     pub shards: Vec<u32>,
     pub outbox: Arc<Outbox>,
-    /// When the worker last sent something.
+    /// When the worker last answered, or the transport last took something.
     pub heard: Instant,
+    taken: u64,
     pub metrics: SessionMetrics,
     tasks: [AbortHandle; 2],
 }
@@ -154,9 +155,21 @@ impl Session {
             shards: welcome.shards,
             outbox,
             heard: Instant::now(),
+            taken: 0,
             metrics: SessionMetrics::new(worker),
             tasks: [writer.abort_handle(), reader.abort_handle()],
         }
+    }
+}
+
+impl Session {
+    /// Counts frames that the transport took since the last look as a sign of life: a long submission over a slow network is no silence.
+    pub fn look(&mut self, now: Instant) -> Instant {
+        let taken = self.outbox.sent();
+        if taken != self.taken {
+            (self.taken, self.heard) = (taken, now);
+        }
+        self.heard
     }
 }
 
