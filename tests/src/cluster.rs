@@ -41,9 +41,14 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// `tandem up --port 0`.
+    /// `tandem up` on a free port; the model is called "any".
     pub fn up() -> Self {
-        Self::role("up").args(["--port", "0"])
+        Self::role("up").args(["--port", "0", "--served-model-name", "any"])
+    }
+
+    /// `tandem serve` on free ports, for roles that are started apart; the model is called "any".
+    pub fn serve() -> Self {
+        Self::role("serve").args(["--port", "0", "--control-addr", "127.0.0.1:0", "--served-model-name", "any", "--expert-workers", "1"])
     }
 
     /// Any subcommand.

@@ -129,10 +129,7 @@ async fn kills_during_prefill_and_right_at_the_start() {
 #[tokio::test]
 async fn with_no_expert_worker_until_the_deadline_the_client_gets_a_clean_error() {
     let model = checkpoints::tiny();
-    let mut serve = Launch::role("serve")
-        .model(model)
-        .args(["--port", "0", "--control-addr", "127.0.0.1:0", "--expert-workers", "1", "--dtype", "f32", "--request-timeout", "4"])
-        .spawn();
+    let mut serve = Launch::serve().model(model).args(["--dtype", "f32", "--request-timeout", "4"]).spawn();
     let control = serve.wait_for_line("CONTROL ", Duration::from_secs(30)).trim_start_matches("CONTROL ").to_owned();
     let _attn = Launch::role("attn").model(model).args(["--coordinator", &control, "--dtype", "f32"]).spawn();
     let experts = Launch::role("experts").model(model).args(["--coordinator", &control, "--dtype", "f32"]).spawn();
@@ -158,10 +155,7 @@ async fn with_no_expert_worker_until_the_deadline_the_client_gets_a_clean_error(
 #[tokio::test]
 async fn a_second_holder_of_the_same_shard_takes_over() {
     let model = checkpoints::tiny();
-    let mut serve = Launch::role("serve")
-        .model(model)
-        .args(["--port", "0", "--control-addr", "127.0.0.1:0", "--expert-workers", "1", "--dtype", "f32"])
-        .spawn();
+    let mut serve = Launch::serve().model(model).args(["--dtype", "f32"]).spawn();
     let control = serve.wait_for_line("CONTROL ", Duration::from_secs(30)).trim_start_matches("CONTROL ").to_owned();
     let worker = |role: &str, name: &str| {
         Launch::role(role).model(model).args(["--coordinator", &control, "--dtype", "f32", "--name", name]).spawn()

@@ -83,10 +83,7 @@ fn impossible_flags_are_refused_with_what_would_work() {
 
 #[test]
 fn workers_with_another_model_or_precision_are_refused_by_name() {
-    let mut serve = Launch::role("serve")
-        .model(checkpoints::tiny())
-        .args(["--port", "0", "--control-addr", "127.0.0.1:0", "--expert-workers", "1", "--dtype", "f32"])
-        .spawn();
+    let mut serve = Launch::serve().model(checkpoints::tiny()).args(["--dtype", "f32"]).spawn();
     let control = serve.wait_for_line("CONTROL ", Duration::from_secs(30)).trim_start_matches("CONTROL ").to_owned();
     let log = fails(
         Launch::role("experts").model(checkpoints::tiny_b()).args(["--coordinator", &control, "--dtype", "f32"]),
