@@ -70,7 +70,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let took = &mut took[(count / 10) as usize..];
     took.sort_unstable();
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+    let last = hop.timings();
     println!("{kind}, {rows} rows of {HIDDEN} bf16: p50 {:?}, p99 {:?}, p99.9 {:?} over {count}", at(0.5), at(0.99), at(0.999));
+    println!("the last one: send {:?}, queue {:?}, compute {:?}, return {:?}", last.send, last.queue, last.compute, last.ret);
     server.stop()?;
     Ok(())
 }
