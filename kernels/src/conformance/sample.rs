@@ -16,9 +16,13 @@ const EDGE: f64 = 2e-5;
 /// The first disagreement.
 pub fn judge<B: Backend>(backend: &B, seed: u64) -> Result<(), String> {
     let mut n = Noise::new(seed);
-    let (vocab, count) = (n.between(2, 700), n.between(1, 9));
+    // small vocabularies, so that penalties and biases meet tokens that matter
+    let most = n.pick(&[12, 700]);
+    let (vocab, count) = (n.between(2, most), n.between(1, 9));
     let coarse = n.coin();
     let mut logits = n.values(count * vocab, 0.0, 3.0);
+    let shift = n.pick(&[0.0, -8.0]);
+    logits.iter_mut().for_each(|v| *v += shift);
     if coarse {
         logits.iter_mut().for_each(|v| *v = (*v * 2.0).round() / 2.0); // many exact ties
     }
@@ -50,11 +54,11 @@ fn settings(n: &mut Noise, count: usize, vocab: usize) -> SampleRow {
     let bias = n.shuffled(vocab).into_iter().take(biased).map(|id| (id, n.pick(&[f32::NEG_INFINITY, -2.0, 1.0, 4.0]))).collect();
     SampleRow {
         row: n.between(0, count - 1) as u32,
-        temperature: n.pick(&[0.0, 0.3, 1.0, 1.7]),
+        temperature: n.pick(&[0.0, 0.0, 0.3, 1.0, 1.7]),
         top_k: n.pick(&[0, 0, 1, 5, 50, 100_000]),
         top_p: n.pick(&[1.0, 1.0, 0.9, 0.5, 0.01]),
         min_p: n.pick(&[0.0, 0.0, 0.02, 0.3]),
-        repetition_penalty: if penalised { 1.2 } else { 1.0 },
+        repetition_penalty: if penalised { n.pick(&[1.0, 1.2, 2.0, 0.7]) } else { 1.0 },
         frequency_penalty: if penalised { n.pick(&[0.0, 0.4]) } else { 0.0 },
         presence_penalty: if penalised { n.pick(&[0.0, -0.7]) } else { 0.0 },
         seen: if penalised { seen } else { Vec::new() },
