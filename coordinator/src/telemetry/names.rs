@@ -50,6 +50,8 @@ pub fn describe(vllm: bool) {
     );
     describe_counter!("tandem_requests_finished_total", Unit::Count, "Requests that ended, by reason: stop, length, abort, error.");
     describe_counter!("tandem_admission_rejections_total", Unit::Count, "API requests that were not admitted, by reason.");
+    describe_counter!("tandem_http_responses_total", Unit::Count, "HTTP answers by route, method and status.");
+    describe_counter!("tandem_http_client_disconnects_total", Unit::Count, "Clients that went away before their answer was complete.");
     describe_histogram!("tandem_time_to_first_token_seconds", Unit::Seconds, "From admission to the first token.");
     describe_histogram!("tandem_inter_token_latency_seconds", Unit::Seconds, "From one token of a request to the next.");
     describe_histogram!("tandem_request_duration_seconds", Unit::Seconds, "From admission to the end.");
