@@ -234,7 +234,7 @@ async fn a_vanished_client_frees_its_slot_in_every_phase() {
     let cluster = demo(&["--max-batch", "1", "--dtype", "f32"]);
     let client = cluster.client();
     let idle = async || {
-        for metric in ["tandem_requests_running", "tandem_requests_waiting", "tandem_kv_tokens_used"] {
+        for metric in ["tandem_requests_running", "tandem_requests_waiting", "tandem_kv_cache_usage_ratio"] {
             client.wait_metric(metric, &[], Duration::from_secs(10), |v| v == 0.0).await;
         }
     };
