@@ -9,8 +9,6 @@
 //!                       └─ shared, local shards┘
 //! ```
 
-use std::time::Instant;
-
 use tandem_kernels::{Backend, BackendError, SampleRow, Sampled};
 
 use crate::{
@@ -18,7 +16,6 @@ use crate::{
     layers::Cx,
     local::LocalShards,
     observe::Observer,
-    telemetry,
     weights::{Ffn, Mixer, Moe, Weights},
 };
 
@@ -75,10 +72,8 @@ fn moe<B: Backend, H: Hop<B>, O: Observer<B>>(
     hop.submit(cx.b, &RoutedRows { layer, rows, hidden, topk, x: &buf.x, ids: &buf.topk_ids, weights: &buf.topk_weights })?;
     w.shared.forward_shared(cx);
     let shards = local.forward(layer, cx)?;
-    let waited = Instant::now();
     let buf = &mut *cx.buf;
     hop.collect(cx.b, rows, hidden, LocalPartials { shards, partials: &mut buf.partials }, &mut buf.y)?;
-    telemetry::layer_wait(waited.elapsed());
     cx.b.add(rows, hidden, &buf.shared, &mut buf.y);
     Ok(())
 }

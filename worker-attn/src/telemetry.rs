@@ -18,10 +18,8 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 use tandem_runtime::metrics::{Buckets, HOP};
 
 /// Buckets of this crate's histograms, for [`tandem_runtime::metrics::install`].
-pub const BUCKETS: &[Buckets] = &[
-    Buckets { name: "tandem_layer_wait_seconds", bounds: HOP },
-    Buckets { name: tandem_proto::telemetry::DISPATCH_SECONDS, bounds: HOP },
-];
+pub const BUCKETS: &[Buckets] =
+    &[Buckets { name: "tandem_layer_wait_seconds", bounds: HOP }, Buckets { name: tandem_proto::telemetry::DISPATCH_SECONDS, bounds: HOP }];
 
 /// Registers help texts and units; call once after the recorder is installed.
 pub fn describe() {

@@ -12,14 +12,14 @@ use std::{
 
 use common::Gold;
 use requests::{End, Harness, request};
-use tandem_kernels::{Precision, reference::ReferenceBackend};
+use tandem_kernels::cpu::CpuBackend;
 use tandem_model::synthetic::Preset;
 use tandem_proto::attn::v1::ErrorCode;
 use tandem_worker_attn::{Model, RunnerLimits, engine::sequence::Request, hop::LocalOnly, sampler::SamplingParams};
 
-type B = ReferenceBackend<f32>;
+type B = CpuBackend;
 
-static MODEL: LazyLock<Arc<Model<B>>> = LazyLock::new(|| common::model(B::new(Precision::F32), &common::preset(Preset::TinyB)));
+static MODEL: LazyLock<Arc<Model<B>>> = LazyLock::new(|| common::model(common::cpu(), &common::preset(Preset::TinyB)));
 static GOLD: LazyLock<Gold> = LazyLock::new(|| Gold::open("tiny-b.safetensors"));
 
 fn limits() -> RunnerLimits {

@@ -5,16 +5,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Gold, LOGIT_TOLERANCE, argmax, max_diff};
-use tandem_kernels::{Backend, Precision, reference::ReferenceBackend};
+use common::{Gold, LOGIT_TOLERANCE, argmax, cpu, max_diff, reference};
+use tandem_kernels::Backend;
 use tandem_model::synthetic::Preset;
 use tandem_worker_attn::{Model, layers::Cx, observe::Observer, observe::Silent};
 
 const PROMPTS: [usize; 6] = [1, 3, 4, 17, 70, 200];
-
-fn reference() -> ReferenceBackend<f32> {
-    ReferenceBackend::new(Precision::F32)
-}
 
 /// Every prompt in chunks of `chunk`, then `steps` greedy tokens through the cache.
 fn prompts_match<B: Backend>(model: &Arc<Model<B>>, gold: &Gold, chunk: usize, steps: usize) {
@@ -52,6 +48,16 @@ fn reference_tiny_b_in_chunks() {
     prompts_match(&model, &gold, 256, 48);
     for chunk in [1, 7, 64] {
         prompts_match(&model, &gold, chunk, 2);
+    }
+}
+
+#[test]
+fn cpu_in_chunks() {
+    for (preset, gold) in [(Preset::Tiny, "tiny.safetensors"), (Preset::TinyB, "tiny-b.safetensors")] {
+        let (model, gold) = (common::model(cpu(), &common::preset(preset)), Gold::open(gold));
+        for chunk in [1, 7, 64, 256] {
+            prompts_match(&model, &gold, chunk, 48);
+        }
     }
 }
 
@@ -130,13 +136,22 @@ fn layers_match<B: Backend>(model: &Arc<Model<B>>, gold: &Gold, checks: usize) {
     assert_eq!(compare.checked, checks);
 }
 
+fn all_layers_match<B: Backend>(backend: impl Fn() -> B) {
+    // Three per layer, one per router, one per indexer.
+    let model = common::model(backend(), &common::preset(Preset::Tiny));
+    layers_match(&model, &Gold::open("tiny-debug.safetensors"), 9 * 3 + 6 + 2);
+    let model = common::model(backend(), &common::preset(Preset::TinyB));
+    layers_match(&model, &Gold::open("tiny-b-debug.safetensors"), 4 * 3 + 3 + 1);
+}
+
 #[test]
 fn reference_layers() {
-    // Three per layer, one per router, one per indexer.
-    let model = common::model(reference(), &common::preset(Preset::Tiny));
-    layers_match(&model, &Gold::open("tiny-debug.safetensors"), 9 * 3 + 6 + 2);
-    let model = common::model(reference(), &common::preset(Preset::TinyB));
-    layers_match(&model, &Gold::open("tiny-b-debug.safetensors"), 4 * 3 + 3 + 1);
+    all_layers_match(reference);
+}
+
+#[test]
+fn cpu_layers() {
+    all_layers_match(cpu);
 }
 
 /// Streams of the trained demo model after each layer, its final norm and its logits.
@@ -202,5 +217,10 @@ fn demo_matches<B: Backend>(backend: B, longest: usize) {
 
 #[test]
 fn reference_demo() {
-    demo_matches(reference(), 60);
+    demo_matches(reference(), 20);
+}
+
+#[test]
+fn cpu_demo() {
+    demo_matches(cpu(), 2000);
 }

@@ -21,7 +21,7 @@ use crate::{cancel::Cancelled, telemetry};
 
 /// How long a dispatch waits before cancelled sequences are looked for. Longer than any layer takes to compute: a dispatch that is
 /// only slow must not be sent twice.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// How long the time between steps may be used for dialling.
 const TEND: std::time::Duration = std::time::Duration::from_millis(20);
@@ -347,6 +347,7 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
         }
         self.sum.clear();
         self.sum.resize(rows * hidden, 0.0);
+        let waited = Instant::now();
         let all: Vec<u32> = (0..rows as u32).collect();
         let mut here = local.shards.iter().zip(local.partials.iter()).peekable();
         for pending in std::mem::take(&mut self.pending) {
@@ -363,6 +364,7 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
             self.add_rows(*id, &all)?;
         }
         b.upload(&self.sum, out, 0);
+        telemetry::layer_wait(waited.elapsed());
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The attn.v1 stream: dials the coordinator, attaches, takes requests in and sends events out; again and again after a loss.
 //!
-//! Neighbours: `engine/thread.rs` (the mailbox), `coordinator` (the other end).
+//! Neighbours: `engine/thread.rs` (the mailbox), `ledger.rs` (deadlines), `coordinator` (the other end).
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
+use super::ledger::Ledger;
 use crate::engine::{sequence::Request, thread::Mailbox};
 
 /// First and longest pause between attempts to attach.
@@ -88,17 +89,31 @@ impl Attachment {
         sender: &UnboundedSender<FromWorker>,
         mut requests: tonic::Streaming<ToWorker>,
     ) -> Loss {
+        let mut ledger = Ledger::default();
         loop {
+            let overdue = ledger.next();
+            let wake = async {
+                match overdue {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 message = requests.message() => match message {
-                    Ok(Some(ToWorker { message: Some(message) })) => self.take(message),
+                    Ok(Some(ToWorker { message: Some(message) })) => self.take(message, &mut ledger),
                     Ok(Some(ToWorker { message: None })) => tracing::debug!("a message of a later version was passed over"),
                     Ok(None) => return "the coordinator closed it".to_owned(),
                     Err(status) => return status.message().to_owned(),
                 },
                 Some(events) = events.recv() => {
-                    let message = from_worker::Message::Events(StepEvents { events });
-                    if sender.send(FromWorker { message: Some(message) }).is_err() {
+                    if !send(sender, ledger.pass(events)) {
+                        return "it broke".to_owned();
+                    }
+                }
+                () = wake => {
+                    let over = ledger.overdue(Instant::now());
+                    over.iter().for_each(|event| self.mailbox.cancel(event.request_id));
+                    if !send(sender, over) {
                         return "it broke".to_owned();
                     }
                 }
@@ -106,7 +121,7 @@ impl Attachment {
         }
     }
 
-    fn take(&self, message: to_worker::Message) {
+    fn take(&self, message: to_worker::Message, ledger: &mut Ledger) {
         match message {
             to_worker::Message::Submit(submit) => {
                 tracing::debug!(
@@ -115,7 +130,9 @@ impl Attachment {
                     emitted = submit.emitted_ids.len(),
                     "submit"
                 );
-                self.mailbox.submit(Request::from_wire(submit, Instant::now(), self.request_timeout));
+                let request = Request::from_wire(submit, Instant::now(), self.request_timeout);
+                ledger.submitted(request.id, request.deadline);
+                self.mailbox.submit(request);
             }
             to_worker::Message::Cancel(cancel) => {
                 tracing::debug!(request = cancel.request_id, "cancel");
@@ -123,6 +140,11 @@ impl Attachment {
             }
         }
     }
+}
+
+/// Sends events, if there are any; false where the stream is gone.
+fn send(sender: &UnboundedSender<FromWorker>, events: Vec<Event>) -> bool {
+    events.is_empty() || sender.send(FromWorker { message: Some(from_worker::Message::Events(StepEvents { events })) }).is_ok()
 }
 
 /// An error with everything that caused it: tonic's own text is only "transport error".

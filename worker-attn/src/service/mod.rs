@@ -8,6 +8,7 @@
 //! |---|---|
 //! | this file | life of the process |
 //! | [`attach`] | the attn.v1 stream: requests in, events out, again after a loss |
+//! | [`ledger`] | no request of a stream outlives its deadline |
 //! | [`status`] | what heartbeats say |
 //!
 //! Neighbours: `engine/thread.rs` does the work; `tandem_proto::membership` keeps the coordinator informed.
@@ -16,11 +17,16 @@
 //! tokens that it has) once a stream is there again. So the sequences of a stream end with it, at the latest when the lease ends.
 
 pub mod attach;
+pub mod ledger;
 pub mod status;
 
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
-use tandem_kernels::{Backend, Precision, reference::ReferenceBackend};
+use tandem_kernels::{
+    Backend, Precision,
+    cpu::{CpuBackend, CpuOptions},
+    reference::ReferenceBackend,
+};
 use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
     attn::v1::Event,
@@ -75,7 +81,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let limits = config.limits(checkpoint.geometry())?;
     let checkpoint = Arc::new(checkpoint);
     match config.device.as_str() {
-        "cpu" | "reference" => {
+        "cpu" => {
+            let options = CpuOptions { threads: config.threads, ..CpuOptions::new(config.precision) };
+            let backend = Arc::new(CpuBackend::new(options)?);
+            Worker::new(config, limits, checkpoint, backend, latch).run(shutdown).await
+        }
+        "reference" => {
             let backend = Arc::new(ReferenceBackend::<f32>::new(config.precision));
             Worker::new(config, limits, checkpoint, backend, latch).run(shutdown).await
         }
@@ -130,6 +141,13 @@ impl<B: Backend> Worker<B> {
             () = shutdown.stopping() => return Ok(()),
         };
         let steps = self.start(model, &member, &local)?;
+        self.latch.close("waiting for the route table");
+        let mut routes = member.routes.clone();
+        tokio::select! {
+            // A membership that ended explains itself below.
+            _ = routes.wait_for(|table| table.version > 0) => {}
+            () = shutdown.stopping() => return Ok(()),
+        }
         self.status.set(WorkerState::Ready, "ready");
         self.latch.open();
         tracing::info!("ready");
@@ -164,8 +182,12 @@ impl<B: Backend> Worker<B> {
     async fn load_model(&self, local: Vec<Shard>) -> Result<Model<B>, Error> {
         self.latch.close("loading weights");
         let (backend, checkpoint, status) = (Arc::clone(&self.backend), Arc::clone(&self.checkpoint), Arc::clone(&self.status));
+        let shown = self.latch.progress();
         blocking(move || {
-            let mut progress = |phase: &'static str, done, all| status.loading(phase, done, all);
+            let mut progress = |phase: &'static str, done, all| {
+                status.loading(phase, done, all);
+                shown.set(done, all);
+            };
             Ok(Model::load(backend, &checkpoint, &local, &mut progress)?)
         })
         .await

@@ -9,7 +9,11 @@ use std::{
 
 use parking_lot::Mutex;
 use safetensors::SafeTensors;
-use tandem_kernels::Backend;
+use tandem_kernels::{
+    Backend, Precision,
+    cpu::{CpuBackend, CpuOptions},
+    reference::ReferenceBackend,
+};
 use tandem_model::{
     Checkpoint,
     synthetic::{self, Preset},
@@ -97,6 +101,16 @@ pub fn preset(preset: Preset) -> Checkpoint {
 pub fn demo() -> Checkpoint {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-attn-demo");
     Checkpoint::open(&tandem_model::demo::unpack(&cache).unwrap()).unwrap()
+}
+
+/// The CPU backend in f32.
+pub fn cpu() -> CpuBackend {
+    CpuBackend::new(CpuOptions::new(Precision::F32)).unwrap()
+}
+
+/// The reference backend in f32.
+pub fn reference() -> ReferenceBackend<f32> {
+    ReferenceBackend::new(Precision::F32)
 }
 
 pub fn limits() -> RunnerLimits {
