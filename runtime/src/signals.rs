@@ -1,4 +1,4 @@
-//! Turns SIGTERM and SIGINT into [`Shutdown`](crate::Shutdown): the first one drains, the second one stops at once.
+//! Turns SIGTERM and SIGINT into [`Shutdown`]: the first one drains, the second one stops at once.
 
 use std::io;
 

@@ -358,7 +358,7 @@ impl Instance {
         while self.slots.iter().any(|slot| slot.child.is_some()) {
             match timeout_at(tokio::time::Instant::now() + STOP_GRACE, self.inbox.recv()).await {
                 Ok(Some(Note::Exited { index, generation, .. })) if self.slots[index].generation == generation => {
-                    self.slots[index].child = None
+                    self.slots[index].child = None;
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
