@@ -33,9 +33,9 @@ const PIPE_GRACE: Duration = Duration::from_millis(500);
 pub struct Spec {
     /// Name within the instance: `serve`, `attn`, `experts-0`.
     pub name: String,
-    /// argv[0], which `ps` shows.
+    /// `argv[0]`, which `ps` shows.
     pub process: &'static str,
-    /// Arguments after argv[0].
+    /// Arguments after `argv[0]`.
     pub args: Vec<OsString>,
 }
 
