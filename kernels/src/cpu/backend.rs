@@ -6,6 +6,7 @@ use tandem_quant::MatrixSource;
 
 use super::{
     CpuBackend, CpuBank, CpuBatch, CpuBuf, CpuState, CpuWeight,
+    aligned::Aligned,
     buf::{Scratch, sized},
     decode::{Decoder, supported, with_decoder},
     disjoint::Disjoint,
@@ -162,11 +163,11 @@ impl Backend for CpuBackend {
         let wide = (64 * 64 * 512).min(rows * 64 * 512).max(context);
         self.room("scratch", ((rows * 16_384 + wide) * 4) as u64)?;
         let mut scratch = self.scratch.lock();
-        sized(&mut scratch.wide, wide);
-        sized(&mut scratch.rounded, rows * 4096);
+        scratch.wide.sized(wide);
+        scratch.rounded.sized(rows * 4096);
         self.engine.locals.each(|l| {
-            sized(&mut l.a, 64 << 10);
-            sized(&mut l.b, (64 << 10).max(context));
+            l.a.sized(64 << 10);
+            l.b.sized((64 << 10).max(context));
             sized(&mut l.keys, 2 * context);
         });
         Ok(())
@@ -175,8 +176,8 @@ impl Backend for CpuBackend {
     fn alloc(&self, what: &str, elem: Elem, len: usize) -> Result<CpuBuf, BackendError> {
         self.room(what, len as u64 * 4)?;
         Ok(match elem {
-            Elem::F32 => CpuBuf::F32(vec![0.0; len]),
-            Elem::I32 => CpuBuf::I32(vec![0; len]),
+            Elem::F32 => CpuBuf::of_f32(Aligned::zeroed(len)),
+            Elem::I32 => CpuBuf::of_i32(vec![0; len]),
         })
     }
 
@@ -219,7 +220,7 @@ impl Backend for CpuBackend {
     }
 
     fn vector(&self, _what: &str, values: &[f32]) -> Result<CpuBuf, BackendError> {
-        Ok(CpuBuf::F32(values.to_vec()))
+        Ok(CpuBuf::of_f32(Aligned::copied(values)))
     }
 
     fn bank(&self, first: u32, experts: Vec<ExpertSource>) -> Result<CpuBank, BackendError> {
@@ -548,7 +549,7 @@ impl Backend for CpuBackend {
             }
             let bias = bias.f32s(e)?;
             let x = Rows::dense(x.f32s(rows * w.cols)?, w.cols);
-            let logits = sized(&mut scratch.wide, rows * e);
+            let logits = scratch.wide.sized(rows * e);
             linear::product(&self.engine, rows, x, w, logits, e);
             let (ids, weights) = (Disjoint::new(topk_ids.i32s_mut(rows * k)?), Disjoint::new(topk_weights.f32s_mut(rows * k)?));
             let logits = Disjoint::new(logits);
@@ -576,9 +577,7 @@ impl Backend for CpuBackend {
     ) {
         self.op("experts", |scratch| {
             if bank.experts.is_empty() {
-                if let CpuBuf::F32(out) = out {
-                    out.fill(0.0);
-                }
+                out.clear();
                 return Ok(());
             }
             let d = bank.hidden;

@@ -3,53 +3,74 @@
 use parking_lot::Mutex;
 use tandem_quant::MatrixSource;
 
+use super::aligned::Aligned;
+
 use crate::{BatchDesc, ExpertSource, Segment};
 
-/// Memory of a plain buffer.
+/// Memory of a plain buffer: f32 values or ids.
 #[derive(Debug)]
-pub enum CpuBuf {
-    /// f32 values.
-    F32(Vec<f32>),
-    /// i32 ids.
+pub struct CpuBuf(Values);
+
+#[derive(Debug)]
+enum Values {
+    F32(Aligned),
     I32(Vec<i32>),
 }
 
 impl CpuBuf {
+    /// f32 values.
+    pub(super) fn of_f32(values: Aligned) -> Self {
+        Self(Values::F32(values))
+    }
+
+    /// Ids.
+    pub(super) fn of_i32(values: Vec<i32>) -> Self {
+        Self(Values::I32(values))
+    }
+
+    /// Zeros everywhere.
+    pub(super) fn clear(&mut self) {
+        match &mut self.0 {
+            Values::F32(v) => v.fill(0.0),
+            Values::I32(v) => v.fill(0),
+        }
+    }
+
     /// The first `len` values.
     pub(super) fn f32s(&self, len: usize) -> Result<&[f32], String> {
-        match self {
-            Self::F32(v) => v.get(..len).ok_or_else(|| short(v.len(), len)),
-            Self::I32(_) => Err("a buffer of ids where f32 values are needed".into()),
+        match &self.0 {
+            Values::F32(v) => v.get(..len).ok_or_else(|| short(v.len(), len)),
+            Values::I32(_) => Err("a buffer of ids where f32 values are needed".into()),
         }
     }
 
     /// The first `len` values.
     pub(super) fn f32s_mut(&mut self, len: usize) -> Result<&mut [f32], String> {
-        match self {
-            Self::F32(v) => {
+        match &mut self.0 {
+            Values::F32(v) => {
                 let have = v.len();
                 v.get_mut(..len).ok_or_else(|| short(have, len))
             }
-            Self::I32(_) => Err("a buffer of ids where f32 values are needed".into()),
+            Values::I32(_) => Err("a buffer of ids where f32 values are needed".into()),
         }
     }
 
     /// The first `len` ids.
     pub(super) fn i32s(&self, len: usize) -> Result<&[i32], String> {
-        match self {
-            Self::I32(v) => v.get(..len).ok_or_else(|| short(v.len(), len)),
-            Self::F32(_) => Err("a buffer of f32 values where ids are needed".into()),
+        match &self.0 {
+            Values::I32(v) => v.get(..len).ok_or_else(|| short(v.len(), len)),
+            Values::F32(_) => Err("a buffer of f32 values where ids are needed".into()),
         }
     }
 
     /// The first `len` ids.
     pub(super) fn i32s_mut(&mut self, len: usize) -> Result<&mut [i32], String> {
-        match self {
-            Self::I32(v) => {
+        match &mut self.0 {
+            Values::I32(v) => {
                 let have = v.len();
                 v.get_mut(..len).ok_or_else(|| short(have, len))
             }
-            Self::F32(_) => Err("a buffer of f32 values where ids are needed".into()),
+            Values::F32(_) => Err("a buffer of f32 values where ids are needed".into()),
         }
     }
 }
@@ -181,11 +202,11 @@ impl CpuBatch {
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Rows rounded to bf16 on their way into a product.
-    pub(super) rounded: Vec<f32>,
+    pub(super) rounded: Aligned,
     /// Wide intermediates: mHC projections, router logits, folded queries, index scores.
-    pub(super) wide: Vec<f32>,
+    pub(super) wide: Aligned,
     /// Hidden rows of the experts.
-    pub(super) hidden: Vec<f32>,
+    pub(super) hidden: Aligned,
     /// Row numbers and offsets of the expert grouping.
     pub(super) order: Vec<u32>,
     pub(super) starts: Vec<u32>,
@@ -194,8 +215,8 @@ pub(super) struct Scratch {
 /// One thread's own scratch.
 #[derive(Default)]
 pub(super) struct Local {
-    pub(super) a: Vec<f32>,
-    pub(super) b: Vec<f32>,
+    pub(super) a: Aligned,
+    pub(super) b: Aligned,
     pub(super) keys: Vec<u32>,
 }
 

@@ -104,7 +104,7 @@ pub(super) fn experts(
     let starts = &scratch.starts;
     let span = |i: u32| starts[i as usize] as usize..starts[i as usize + 1] as usize;
     let x = inputs(e, &mut scratch.rounded, n, d, Rows::dense(x, d));
-    let hidden = sized(&mut scratch.hidden, total * inter);
+    let hidden = scratch.hidden.sized(total * inter);
 
     let step = bank.experts.first().map_or(4, |b| tile_rows(&b.gate));
     let blocks = inter.div_ceil(step);
@@ -142,7 +142,7 @@ pub(super) fn experts(
         let local = &mut *e.locals.of(worker);
         for &i in active {
             let span = span(i);
-            let y = sized(&mut local.b, span.len() * m);
+            let y = local.b.sized(span.len() * m);
             e.isa.run(Product {
                 x: Rows { data: hidden, stride: inter, col0: span.start * inter, index: None },
                 rows: 0..span.len(),

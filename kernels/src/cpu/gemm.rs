@@ -4,24 +4,29 @@
 //! turn, then the lanes are added in the fixed order of [`Simd::sum`]. So N rows equal N single rows bit for bit, and neither the
 //! tile shape, nor the blocking, nor the threads (which split outputs and rows, never the sum) can be seen in a result.
 //!
-//! Few rows read stored bytes straight into registers; more rows decode a panel of 4 weight rows once into L1 and run all rows over
-//! it. Neighbours: `decode.rs` (stored types), `linear.rs` (whole matrices over the pool), `nn.rs` (activations by activations).
+//! Few rows read stored bytes straight into registers; more rows decode a panel of 8 weight rows once into L1 and run all rows over it,
+//! while the next panel is fetched. Neighbours: `decode.rs` (stored types), `linear.rs` (whole matrices over the pool), `nn.rs` (activations by activations).
+
+#![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
 
 use std::ops::Range;
 
 use tandem_quant::MatrixSource;
 
 use super::{
+    aligned::Aligned,
     decode::{Decoder, F32Row, with_decoder},
     disjoint::Disjoint,
     isa::Kernel,
     simd::Simd,
 };
 
-/// Weight rows per panel.
+/// Weight rows per register tile.
 const N: usize = 4;
-/// Elements of a panel row: 4 × 1,024 f32 = 16 KiB of L1. A multiple of every LANES.
-const KC: usize = 1024;
+/// Weight rows per panel: a tile of activation rows is read from L2 once for all of them.
+const GROUP: usize = 8;
+/// Elements of a panel row: 8 × 512 f32 = 16 KiB of L1. A multiple of every LANES.
+const KC: usize = 512;
 /// Activation rows that share a decoded panel: x blocks of 64 × 4,096 f32 = 1 MiB of L2.
 pub(super) const ROW_BLOCK: usize = 64;
 /// Most rows of a register tile.
@@ -70,7 +75,7 @@ pub(super) struct Product<'a> {
     pub(super) w_row0: usize,
     pub(super) n: usize,
     pub(super) dest: Dest<'a>,
-    pub(super) scratch: &'a mut Vec<f32>,
+    pub(super) scratch: &'a mut Aligned,
 }
 
 impl Kernel for Product<'_> {
@@ -82,9 +87,15 @@ impl Kernel for Product<'_> {
     }
 }
 
-/// Register tile rows of an instruction set.
-const fn tile_rows<S: Simd>() -> usize {
+/// Most rows of a tile over 4 weight rows: 12 of 16 registers, or 24 of 32, are sums.
+const fn tile4<S: Simd>() -> usize {
     if S::WIDE { 6 } else { 3 }
+}
+
+/// Rows per tile where `m` rows are cut into tiles of at most `most`, as evenly as can be: one row alone would wait for its own sums.
+#[inline(always)]
+fn even(m: usize, most: usize) -> usize {
+    m.div_ceil(m.div_ceil(most))
 }
 
 #[inline(always)]
@@ -92,34 +103,31 @@ fn product<S: Simd, D: Decoder>(s: S, d: D, p: Product<'_>) {
     let k = p.w.cols();
     let stride = p.w.row_stride();
     assert!(p.w_row0 + p.n <= p.w.rows(), "rows of {}", p.w.name());
-    let bytes: &[u8] = p.w.data();
     if p.n == 0 || p.rows.is_empty() {
         return;
     }
+    let bytes: &[u8] = p.w.data();
     assert!(bytes.len() >= (p.w_row0 + p.n - 1) * stride + d.byte_of(k), "bytes of {}", p.w.name());
-    let direct = D::DIRECT && p.rows.len() <= tile_rows::<S>();
-    let mut n0 = 0;
-    while n0 < p.n {
-        let n = (p.n - n0).min(N);
-        let mut w = [std::ptr::null::<u8>(); N];
-        for (j, w) in w.iter_mut().enumerate() {
-            // Missing rows repeat the last one; what they give is dropped.
-            *w = bytes[(p.w_row0 + n0 + j.min(n - 1)) * stride..].as_ptr();
+    // Missing rows repeat the last one; what they give is dropped.
+    let row = |j: usize| bytes[(p.w_row0 + j.min(p.n - 1)) * stride..].as_ptr();
+    let strip = |n0: usize, most: usize| Strip { x: p.x, k, n: (p.n - n0).min(most), dest: Dest { col: p.dest.col + n0, ..p.dest } };
+    if D::DIRECT && p.rows.len() <= tile4::<S>() {
+        for n0 in (0..p.n).step_by(N) {
+            // SAFETY: each row holds k elements (asserted above).
+            unsafe { strip(n0, N).direct(s, d, p.rows.clone(), [row(n0), row(n0 + 1), row(n0 + 2), row(n0 + 3)]) };
         }
-        let strip = Strip { x: p.x, k, n, dest: Dest { col: p.dest.col + n0, ..p.dest } };
-        if direct {
-            // SAFETY: each w row holds k elements (asserted above).
-            unsafe { strip.direct(s, d, p.rows.clone(), w) };
-        } else {
-            let mut r = p.rows.start;
-            while r < p.rows.end {
-                let end = (r + ROW_BLOCK).min(p.rows.end);
-                // SAFETY: as above.
-                unsafe { strip.panel(s, d, r..end, w, p.scratch) };
-                r = end;
-            }
+        return;
+    }
+    for n0 in (0..p.n).step_by(GROUP) {
+        let (mut w, mut next) = ([std::ptr::null(); GROUP], [std::ptr::null(); GROUP]);
+        for j in 0..GROUP {
+            w[j] = row(n0 + j);
+            next[j] = row(n0 + GROUP + j);
         }
-        n0 += N;
+        for r in p.rows.clone().step_by(ROW_BLOCK) {
+            // SAFETY: each row holds k elements (asserted above).
+            unsafe { strip(n0, GROUP).panel(s, d, r..(r + ROW_BLOCK).min(p.rows.end), &w, &next, p.scratch) };
+        }
     }
 }
 
@@ -130,21 +138,18 @@ pub(super) fn dots<S: Simd>(s: S, x: Rows<'_>, m: usize, w: &[f32], n: usize, k:
         return;
     }
     assert!(w.len() >= n * k, "w is too short");
-    let step = tile_rows::<S>();
+    let step = even(m, tile4::<S>());
+    let row = |j: usize| w[j.min(n - 1) * k..].as_ptr().cast::<u8>();
     for n0 in (0..n).step_by(N) {
         let strip = Strip { x, k, n: (n - n0).min(N), dest: Dest { col: dest.col + n0, ..dest } };
-        let mut rows = [std::ptr::null::<u8>(); N];
-        for (j, row) in rows.iter_mut().enumerate() {
-            *row = w[(n0 + j.min(strip.n - 1)) * k..].as_ptr().cast();
-        }
         for r in (0..m).step_by(step) {
             // SAFETY: each row of w holds k elements (asserted above).
-            unsafe { strip.direct(s, F32Row, r..(r + step).min(m), rows) };
+            unsafe { strip.direct(s, F32Row, r..(r + step).min(m), [row(n0), row(n0 + 1), row(n0 + 2), row(n0 + 3)]) };
         }
     }
 }
 
-/// Up to four outputs of a product.
+/// Up to [`GROUP`] outputs of a product.
 #[derive(Clone, Copy)]
 struct Strip<'a> {
     x: Rows<'a>,
@@ -153,10 +158,11 @@ struct Strip<'a> {
     dest: Dest<'a>,
 }
 
+/// Sums of a tile: `[row][weight row]`.
 type Acc<V> = [[V; N]; M_MAX];
 
 impl Strip<'_> {
-    /// A tile of rows over the stored bytes.
+    /// One tile of rows over the stored bytes of four weight rows.
     ///
     /// # Safety
     /// Each `w` points to a row of `k` elements.
@@ -165,50 +171,65 @@ impl Strip<'_> {
         let x = self.x_rows(&rows, 0);
         let mut acc = [[s.zero(); N]; M_MAX];
         // SAFETY: x rows are `k` long (x_rows checks), w by the caller's promise.
-        unsafe { tiles(s, d, rows.len(), &x, &w, self.k, &mut acc) };
+        unsafe { tiles4(s, d, rows.len(), &x, w, self.k, &mut acc) };
         self.write(s, rows, &acc);
     }
 
-    /// A block of rows over panels of decoded weights.
+    /// A block of rows over panels of decoded weights. `next` are the weight rows after these, for prefetching.
     ///
     /// # Safety
-    /// Each `w` points to a row of `k` elements.
+    /// Each `w` and `next` points to a row of `k` elements.
     #[inline(always)]
-    unsafe fn panel<S: Simd, D: Decoder>(self, s: S, d: D, rows: Range<usize>, w: [*const u8; N], scratch: &mut Vec<f32>) {
-        let need = N * KC + ROW_BLOCK * N * S::LANES;
-        let (panel, kept) = super::buf::sized(scratch, need).split_at_mut(N * KC);
-        let step = tile_rows::<S>();
+    unsafe fn panel<S: Simd, D: Decoder>(
+        self,
+        s: S,
+        d: D,
+        rows: Range<usize>,
+        w: &[*const u8; GROUP],
+        next: &[*const u8; GROUP],
+        scratch: &mut Aligned,
+    ) {
+        let need = GROUP * KC + (ROW_BLOCK + M_MAX) * GROUP * S::LANES;
+        let (panel, kept) = scratch.sized(need).split_at_mut(GROUP * KC);
+        let used = self.n.next_multiple_of(N);
+        let step = even(rows.len(), tile4::<S>());
+        let tiles = rows.len().div_ceil(step);
         let mut k0 = 0;
         loop {
             let kc = (self.k - k0).min(KC);
-            let last = k0 + kc == self.k;
-            let mut pw = [std::ptr::null::<u8>(); N];
-            for j in 0..N {
-                let row = &mut panel[j * KC..j * KC + kc];
-                // SAFETY: the stored row holds k0 + kc elements.
-                unsafe { d.run(s, w[j], k0, row) };
-                pw[j] = row.as_ptr().cast();
+            let end = k0 + kc;
+            for j in 0..used {
+                // SAFETY: the stored row holds `end` elements.
+                unsafe { d.run(s, w[j], k0, &mut panel[j * KC..j * KC + kc]) };
             }
-            let mut r = rows.start;
-            while r < rows.end {
+            // While the tiles run, the lines of the next panel come in, some with each tile.
+            let ahead = if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, w, end..(end + KC).min(self.k)) };
+            for (t, r) in rows.clone().step_by(step).enumerate() {
+                ahead.fetch(s, t, tiles);
                 let part = r..(r + step).min(rows.end);
                 let x = self.x_rows(&part, k0);
-                let at = (r - rows.start) * N * S::LANES;
-                let mut acc = [[s.zero(); N]; M_MAX];
-                if k0 > 0 {
-                    load_acc(s, &kept[at..], part.len(), &mut acc);
+                for n0 in (0..used).step_by(N) {
+                    let at = (t * step * GROUP + n0 * step) * S::LANES;
+                    let mut acc = [[s.zero(); N]; M_MAX];
+                    if k0 > 0 {
+                        load_acc(s, &kept[at..], part.len(), &mut acc);
+                    }
+                    let mut pw = [std::ptr::null::<u8>(); N];
+                    for (j, pw) in pw.iter_mut().enumerate() {
+                        *pw = panel[(n0 + j) * KC..].as_ptr().cast();
+                    }
+                    // SAFETY: panel rows and x rows hold kc elements from here on.
+                    unsafe { tiles4(s, F32Row, part.len(), &x, pw, kc, &mut acc) };
+                    if end == self.k {
+                        let strip = Strip { n: (self.n - n0).min(N), dest: Dest { col: self.dest.col + n0, ..self.dest }, ..self };
+                        strip.write(s, part.clone(), &acc);
+                    } else {
+                        store_acc(s, &mut kept[at..], part.len(), &acc);
+                    }
                 }
-                // SAFETY: panel rows and x rows hold kc elements from here on.
-                unsafe { tiles(s, F32Row, part.len(), &x, &pw, kc, &mut acc) };
-                if last {
-                    self.write(s, part.clone(), &acc);
-                } else {
-                    store_acc(s, &mut kept[at..], part.len(), &acc);
-                }
-                r = part.end;
             }
-            k0 += kc;
-            if last {
+            k0 = end;
+            if k0 == self.k {
                 return;
             }
         }
@@ -218,9 +239,8 @@ impl Strip<'_> {
     #[inline(always)]
     fn x_rows(&self, rows: &Range<usize>, k0: usize) -> [*const f32; M_MAX] {
         let mut x = [std::ptr::null(); M_MAX];
-        for (i, x) in x.iter_mut().enumerate() {
-            let row = if i < rows.len() { rows.start + i } else { rows.start };
-            *x = self.x.row(row, self.k)[k0..].as_ptr();
+        for (i, x) in x.iter_mut().enumerate().take(rows.len()) {
+            *x = self.x.row(rows.start + i, self.k)[k0..].as_ptr();
         }
         x
     }
@@ -233,6 +253,34 @@ impl Strip<'_> {
             let out = unsafe { self.dest.out.range(start..start + self.n) };
             for (o, a) in out.iter_mut().zip(acc[i]) {
                 *o = s.sum(a);
+            }
+        }
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Stored bytes that are needed soon: a range of each of some rows.
+struct Ahead<'a> {
+    rows: &'a [*const u8; GROUP],
+    bytes: Range<usize>,
+}
+
+impl<'a> Ahead<'a> {
+    #[inline(always)]
+    fn new<D: Decoder>(d: D, rows: &'a [*const u8; GROUP], elems: Range<usize>) -> Self {
+        Self { rows, bytes: d.byte_of(elems.start)..d.byte_of(elems.end) }
+    }
+
+    /// Fetches part `t` of `parts`.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S, t: usize, parts: usize) {
+        let share = self.bytes.len().div_ceil(parts * LINE) * LINE;
+        let from = self.bytes.start + t * share;
+        for row in self.rows {
+            for at in (from..self.bytes.end.min(from + share)).step_by(LINE) {
+                s.prefetch(row.wrapping_add(at));
             }
         }
     }
@@ -256,42 +304,82 @@ fn store_acc<S: Simd>(s: S, kept: &mut [f32], m: usize, acc: &Acc<S::V>) {
     }
 }
 
-/// Picks the tile for `m` rows.
+type XRows = [*const f32; M_MAX];
+
+/// Picks the tile of 4 weight rows for `m` rows.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn tiles<S: Simd, D: Decoder>(s: S, d: D, m: usize, x: &[*const f32; M_MAX], w: &[*const u8; N], k: usize, acc: &mut Acc<S::V>) {
+unsafe fn tiles4<S: Simd, D: Decoder>(s: S, d: D, m: usize, x: &XRows, w: [*const u8; 4], k: usize, acc: &mut Acc<S::V>) {
     // SAFETY: the caller's promise.
     unsafe {
         match m {
-            1 => tile::<S, D, 1>(s, d, x, w, k, acc),
-            2 => tile::<S, D, 2>(s, d, x, w, k, acc),
-            3 => tile::<S, D, 3>(s, d, x, w, k, acc),
-            4 if S::WIDE => tile::<S, D, 4>(s, d, x, w, k, acc),
-            5 if S::WIDE => tile::<S, D, 5>(s, d, x, w, k, acc),
-            6 if S::WIDE => tile::<S, D, 6>(s, d, x, w, k, acc),
+            1 => tile::<S, D, 1, 4>(s, d, x, w, k, acc),
+            2 => tile::<S, D, 2, 4>(s, d, x, w, k, acc),
+            3 => tile::<S, D, 3, 4>(s, d, x, w, k, acc),
+            4 if S::WIDE => tile::<S, D, 4, 4>(s, d, x, w, k, acc),
+            5 if S::WIDE => tile::<S, D, 5, 4>(s, d, x, w, k, acc),
+            6 if S::WIDE => tile::<S, D, 6, 4>(s, d, x, w, k, acc),
             _ => unreachable!("a tile of {m} rows"),
         }
     }
 }
 
-/// `acc[i][j] += x[i]·w[j]` over `k` elements, for M rows and N weight rows.
+/// A tile as a kernel of its own: compiled once for each shape, stored type and instruction set.
+struct Tile<'a, D, const M: usize, const W: usize> {
+    d: D,
+    x: &'a XRows,
+    w: [*const u8; W],
+    k: usize,
+    /// An `Acc` of the vectors of the instruction set that the tile is called with.
+    acc: *mut (),
+}
+
+impl<D: Decoder, const M: usize, const W: usize> Kernel for Tile<'_, D, M, W> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: made by `tile` alone, which keeps the caller's promises and calls with the same instruction set.
+        unsafe { sums::<S, D, M, W>(s, self.d, self.x, self.w, self.k, &mut *self.acc.cast::<Acc<S::V>>()) }
+    }
+}
+
+/// `acc[i][j] += x[i]·w[j]` over `k` elements, for M rows and W weight rows, out of line.
 ///
 /// # Safety
 /// `x[..M]` and `w` point to rows of at least `k` elements.
 #[inline(always)]
-unsafe fn tile<S: Simd, D: Decoder, const M: usize>(
+unsafe fn tile<S: Simd, D: Decoder, const M: usize, const W: usize>(
     s: S,
     d: D,
-    x: &[*const f32; M_MAX],
-    w: &[*const u8; N],
+    x: &XRows,
+    w: [*const u8; W],
     k: usize,
     acc: &mut Acc<S::V>,
 ) {
-    let mut a = [[s.zero(); N]; M];
+    s.call(Tile::<D, M, W> { d, x, w, k, acc: std::ptr::from_mut(acc).cast() });
+}
+
+/// `acc[i][j] += x[i]·w[j]` over `k` elements, for M rows and W weight rows.
+///
+/// # Safety
+/// `x[..M]` and `w` point to rows of at least `k` elements.
+#[inline(always)]
+unsafe fn sums<S: Simd, D: Decoder, const M: usize, const W: usize>(
+    s: S,
+    d: D,
+    x: &XRows,
+    w: [*const u8; W],
+    k: usize,
+    acc: &mut Acc<S::V>,
+) {
+    let mut a = [[s.zero(); W]; M];
     for i in 0..M {
-        a[i] = acc[i];
+        for j in 0..W {
+            a[i][j] = acc[i][j];
+        }
     }
     let mut at = 0;
     // SAFETY: loads stay below k (the caller's promise).
@@ -301,7 +389,7 @@ unsafe fn tile<S: Simd, D: Decoder, const M: usize>(
             for i in 0..M {
                 xv[i] = s.load(x[i].add(at));
             }
-            for j in 0..N {
+            for j in 0..W {
                 let wv = d.lanes(s, w[j], at);
                 for i in 0..M {
                     a[i][j] = s.mul_add(xv[i], wv, a[i][j]);
@@ -310,19 +398,21 @@ unsafe fn tile<S: Simd, D: Decoder, const M: usize>(
             at += S::LANES;
         }
         if at < k {
-            let mut wv = [s.zero(); N];
-            for j in 0..N {
+            let mut wv = [s.zero(); W];
+            for j in 0..W {
                 wv[j] = d.tail(s, w[j], at, k - at);
             }
             for i in 0..M {
                 let xv = s.ld(std::slice::from_raw_parts(x[i].add(at), k - at));
-                for j in 0..N {
+                for j in 0..W {
                     a[i][j] = s.mul_add(xv, wv[j], a[i][j]);
                 }
             }
         }
     }
     for i in 0..M {
-        acc[i] = a[i];
+        for j in 0..W {
+            acc[i][j] = a[i][j];
+        }
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! Pooled keys lie `[dim][pool]` inside a page, so a vector holds one channel of LANES pools and a score needs no horizontal sum.
 
+#![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
+
 use super::{
     Engine,
+    aligned::Aligned,
     buf::{CpuBatch, sized},
     disjoint::Disjoint,
     isa::Kernel,
@@ -30,7 +33,7 @@ pub(super) struct AppendInputs<'a> {
 /// Stores the step's index keys.
 pub(super) fn append(
     e: &Engine,
-    local: &mut Vec<f32>,
+    local: &mut Aligned,
     batch: &CpuBatch,
     layer: usize,
     inp: &AppendInputs<'_>,
@@ -55,7 +58,7 @@ pub(super) fn append(
                 page: &mut state.pooled[page_at..page_at + sizes.pooled_page],
                 pool: token / p.kpool,
                 padded: sizes.padded,
-                buf: sized(local, 3 * p.dim),
+                buf: local.sized(3 * p.dim),
             });
         }
     }
@@ -242,7 +245,7 @@ fn score<S: Simd, const H: usize, const J: usize>(
 /// Chooses every row's positions.
 pub(super) fn select(
     e: &Engine,
-    wide: &mut Vec<f32>,
+    wide: &mut Aligned,
     batch: &CpuBatch,
     layer: usize,
     inp: &SelectInputs<'_>,
@@ -281,7 +284,7 @@ pub(super) fn select(
             let q = query(seg, r);
             let local = &mut *e.locals.of(worker);
             let to = pages_of(&q);
-            let scores = sized(&mut local.b, to * sizes.pools);
+            let scores = local.b.sized(to * sizes.pools);
             e.isa.run(Score { q, state, layer, heads: p.heads, dim: p.dim, pages: &q.pages[..to], out: &mut *scores });
             pick(&scores[..q.pools], visible, p, &mut local.keys, out);
         });
@@ -300,7 +303,7 @@ pub(super) fn select(
             }
             let q = query(seg, r);
             let pages = pages_of(&q);
-            let scores = sized(wide, pages * sizes.pools);
+            let scores = wide.sized(pages * sizes.pools);
             {
                 let parts = Disjoint::new(scores);
                 e.pool.run(pages.div_ceil(PAGES), cost(q.pools), |_, item| {

@@ -112,3 +112,21 @@ fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
     // SAFETY: this function runs only where the features are.
     kernel.run(unsafe { Avx512::new() })
 }
+
+/// [`Simd::call`] with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn call_avx2<K: Kernel>(kernel: K) -> K::Out {
+    // SAFETY: this function runs only where the features are.
+    kernel.run(unsafe { Avx2::new() })
+}
+
+/// [`Simd::call`] with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn call_avx512<K: Kernel>(kernel: K) -> K::Out {
+    // SAFETY: this function runs only where the features are.
+    kernel.run(unsafe { Avx512::new() })
+}

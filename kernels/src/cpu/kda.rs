@@ -5,7 +5,8 @@
 
 use super::{
     Engine,
-    buf::{CpuBatch, sized},
+    aligned::Aligned,
+    buf::CpuBatch,
     disjoint::Disjoint,
     isa::Kernel,
     kda_chunk,
@@ -84,7 +85,7 @@ struct Head<'a> {
     conv: Disjoint<'a, f32>,
     conv_at: usize,
     out: Disjoint<'a, f32>,
-    buf: &'a mut Vec<f32>,
+    buf: &'a mut Aligned,
 }
 
 /// Prepared rows of one head, each `[CHUNK, Dh]`.
@@ -110,7 +111,7 @@ impl Kernel for Head<'_> {
         let mut buf = buf;
         let need = 5 * block + 3 * dh * taps + 4 * dh + kda_chunk::scratch(dh);
         {
-            let all = sized(&mut buf, need);
+            let all = buf.sized(need);
             let (q, rest) = all.split_at_mut(block);
             let (k, rest) = rest.split_at_mut(block);
             let (v, rest) = rest.split_at_mut(block);

@@ -4,7 +4,8 @@ use tandem_quant::MatrixSource;
 
 use super::{
     Engine,
-    buf::{CpuWeight, sized},
+    aligned::Aligned,
+    buf::CpuWeight,
     disjoint::Disjoint,
     gemm::{Dest, Product, ROW_BLOCK, Rows},
     isa::Kernel,
@@ -28,11 +29,11 @@ impl Kernel for Round<'_> {
 }
 
 /// `x` as the inputs of a product: rounded into `buf` in bf16 mode, itself in f32 mode.
-pub(super) fn inputs<'a>(e: &Engine, buf: &'a mut Vec<f32>, n: usize, k: usize, x: Rows<'a>) -> Rows<'a> {
+pub(super) fn inputs<'a>(e: &Engine, buf: &'a mut Aligned, n: usize, k: usize, x: Rows<'a>) -> Rows<'a> {
     if e.precision == Precision::F32 {
         return x;
     }
-    let out = sized(buf, n * k);
+    let out = buf.sized(n * k);
     {
         let parts = Disjoint::new(out);
         e.pool.run(n, n * k / 4, |_, r| {
@@ -75,8 +76,8 @@ pub(super) struct Glu<'a> {
     pub(super) limit: Option<f32>,
     pub(super) round: bool,
     pub(super) dest: Dest<'a>,
-    pub(super) panel: &'a mut Vec<f32>,
-    pub(super) pair: &'a mut Vec<f32>,
+    pub(super) panel: &'a mut Aligned,
+    pub(super) pair: &'a mut Aligned,
 }
 
 /// Rows of a weight from `row0` on.
@@ -90,7 +91,7 @@ pub(super) enum Piece<'a> {
 
 impl Piece<'_> {
     #[inline(always)]
-    fn product<S: Simd>(self, s: S, x: Rows<'_>, rows: std::ops::Range<usize>, n: usize, dest: Dest<'_>, scratch: &mut Vec<f32>) {
+    fn product<S: Simd>(self, s: S, x: Rows<'_>, rows: std::ops::Range<usize>, n: usize, dest: Dest<'_>, scratch: &mut Aligned) {
         match self {
             Self::One(w, w_row0) => Product { x, rows, w, w_row0, n, dest, scratch }.run(s),
             Self::Stacked(w, row) => {
@@ -113,7 +114,7 @@ impl Kernel for Glu<'_> {
     fn run<S: Simd>(self, s: S) {
         // Products write at absolute rows, so the pair's scratch is addressed from the first row on.
         let m = self.rows.len();
-        let (gate, up) = sized(self.pair, 2 * m * self.n).split_at_mut(m * self.n);
+        let (gate, up) = self.pair.sized(2 * m * self.n).split_at_mut(m * self.n);
         for (piece, out) in [(self.gate, &mut *gate), (self.up, &mut *up)] {
             let first = self.rows.start;
             let x = shifted(self.x, first);
@@ -141,7 +142,7 @@ fn shifted(x: Rows<'_>, first: usize) -> Rows<'_> {
 /// The gated MLP. `hidden` is `[n, 2·inter]`, of which the first half of each row is used.
 pub(super) fn mlp(
     e: &Engine,
-    rounded: &mut Vec<f32>,
+    rounded: &mut Aligned,
     n: usize,
     x: Rows<'_>,
     gate_up: &CpuWeight,

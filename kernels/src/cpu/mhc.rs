@@ -1,14 +1,8 @@
 //! mHC sites and the collapse of the streams (model.md, mHC), all in f32 whatever the precision.
 
-use super::{
-    Engine,
-    buf::{CpuWeight, sized},
-    disjoint::Disjoint,
-    gemm::Rows,
-    isa::Kernel,
-    linear, rows,
-    simd::Simd,
-};
+#![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
+
+use super::{Engine, aligned::Aligned, buf::CpuWeight, disjoint::Disjoint, gemm::Rows, isa::Kernel, linear, rows, simd::Simd};
 use crate::MhcParams;
 
 /// The parameters of a site, as slices.
@@ -205,7 +199,7 @@ pub(super) fn post(e: &Engine, n: usize, y: &[f32], post: &[f32], comb: &[f32], 
 /// mHC pre of `n` rows with the norm that follows.
 pub(super) fn pre(
     e: &Engine,
-    wide: &mut Vec<f32>,
+    wide: &mut Aligned,
     n: usize,
     streams: &[f32],
     site: &Site<'_>,
@@ -215,7 +209,7 @@ pub(super) fn pre(
 ) {
     let (ns, d) = (p.streams, p.hidden);
     let outs = ns * (ns + 2);
-    let w = sized(wide, n * outs);
+    let w = wide.sized(n * outs);
     linear::product(e, n, Rows::dense(streams, ns * d), site.fn_, w, outs);
     let (w, x) = (Disjoint::new(w), Disjoint::new(x));
     let (post, comb) = (Disjoint::new(gates.post), Disjoint::new(gates.comb));

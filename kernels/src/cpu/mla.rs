@@ -10,7 +10,8 @@
 
 use super::{
     Engine,
-    buf::{CpuBatch, CpuWeight, sized},
+    aligned::Aligned,
+    buf::{CpuBatch, CpuWeight},
     decode::{Decoder, with_decoder},
     disjoint::Disjoint,
     gemm::{Dest, Product, Rows, dots},
@@ -44,7 +45,7 @@ struct Fold<'a> {
     out: Disjoint<'a, f32>,
     at: usize,
     stride: usize,
-    buf: &'a mut Vec<f32>,
+    buf: &'a mut Aligned,
 }
 
 impl Kernel for Fold<'_> {
@@ -52,7 +53,7 @@ impl Kernel for Fold<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (panel, sums) = sized(self.buf, FOLD_ROWS * FOLD_COLS + ROWS * FOLD_COLS).split_at_mut(FOLD_ROWS * FOLD_COLS);
+        let (panel, sums) = self.buf.sized(FOLD_ROWS * FOLD_COLS + ROWS * FOLD_COLS).split_at_mut(FOLD_ROWS * FOLD_COLS);
         for d0 in (0..self.qk).step_by(FOLD_ROWS) {
             let n = FOLD_ROWS.min(self.qk - d0);
             for (out0, m) in &self.w.parts {
@@ -92,8 +93,8 @@ struct Attend<'a> {
     layer_page: usize,
     pages: &'a [u32],
     page_tokens: usize,
-    scores: &'a mut Vec<f32>,
-    tile: &'a mut Vec<f32>,
+    scores: &'a mut Aligned,
+    tile: &'a mut Aligned,
 }
 
 impl Attend<'_> {
@@ -125,8 +126,8 @@ impl Kernel for Attend<'_> {
         let mut tile_buf = std::mem::take(self.tile);
         let mut score_buf = std::mem::take(self.scores);
         {
-            let tile = sized(&mut tile_buf, GATHER * k);
-            let scores = sized(&mut score_buf, n * count);
+            let tile = tile_buf.sized(GATHER * k);
+            let scores = score_buf.sized(n * count);
             {
                 let dest = Dest { out: Disjoint::new(scores), stride: count, col: 0 };
                 for (j, part) in self.selected.chunks(GATHER).enumerate() {
@@ -186,7 +187,7 @@ fn check(batch: &CpuBatch, inp: &Inputs<'_>, page_tokens: usize) -> Result<(), S
 /// Runs the attention of all rows; `out` `[R, heads·v]`.
 pub(super) fn attend(
     e: &Engine,
-    wide: &mut Vec<f32>,
+    wide: &mut Aligned,
     batch: &CpuBatch,
     layer: usize,
     inp: &Inputs<'_>,
@@ -224,7 +225,7 @@ pub(super) fn attend(
 /// Up to [`ROWS`] consecutive rows.
 fn block(
     e: &Engine,
-    wide: &mut Vec<f32>,
+    wide: &mut Aligned,
     batch: &CpuBatch,
     segments: &[Segment],
     layer: usize,
@@ -237,7 +238,7 @@ fn block(
     let row0 = segments[0].row0 as usize;
     let n: usize = segments.iter().map(|s| s.rows as usize).sum();
     let stride = heads * latent;
-    let folded = sized(wide, n * stride);
+    let folded = wide.sized(n * stride);
     {
         let strips = latent.div_ceil(FOLD_COLS);
         let all = Disjoint::new(folded);

@@ -5,7 +5,7 @@
 //! | `backend` | the trait's methods: check shapes, borrow scratch, call the op |
 //! | `isa`, `simd`, `simd_avx2`, `simd_avx512` | run-time detection; the vector operations kernels are written over |
 //! | `pool`, `disjoint` | threads; one slice written by many, each in its own places |
-//! | `buf`, `state` | what the opaque handles hold |
+//! | `buf`, `aligned`, `state` | what the opaque handles hold |
 //! | `decode`, `gemm`, `linear` | stored types → products of 1 … thousands of rows in one summation order |
 //! | `nn`, `rows` | activations by activations; loops over one row |
 //! | `mhc`, `kda`, `kda_chunk`, `mla`, `indexer`, `router`, `experts`, `sampler` | the ops of model.md |
@@ -14,6 +14,7 @@
 //! step for all rows; a head's KDA state passes the cache once. Sums run in one order per instruction set, whatever the rows, threads and
 //! blocks, so [`DeviceInfo::arithmetic`] names the instruction set and two CPU workers of one set are interchangeable.
 
+mod aligned;
 mod backend;
 mod buf;
 mod decode;

@@ -2,6 +2,8 @@
 //!
 //! Each output is one chain over k in ascending order, so the tile shape cannot be seen in a result.
 
+#![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
+
 use super::simd::Simd;
 
 /// What `c` holds before the products are added.

@@ -1,6 +1,6 @@
 //! The router's choice, given its logits (model.md, Router). Always in f32.
 
-use super::{buf::sized, isa::Kernel, simd::Simd};
+use super::{aligned::Aligned, buf::sized, isa::Kernel, simd::Simd};
 use crate::RouterParams;
 
 /// One row: logits become scores in place.
@@ -9,7 +9,7 @@ pub(super) struct Route<'a> {
     pub(super) bias: &'a [f32],
     pub(super) p: &'a RouterParams,
     pub(super) keys: &'a mut Vec<u32>,
-    pub(super) biased: &'a mut Vec<f32>,
+    pub(super) biased: &'a mut Aligned,
     pub(super) ids: &'a mut [i32],
     pub(super) weights: &'a mut [f32],
 }
@@ -41,7 +41,7 @@ impl Kernel for Route<'_> {
         }
         let scores = &*self.logits;
         let e = scores.len();
-        let biased = sized(self.biased, e);
+        let biased = self.biased.sized(e);
         for ((b, x), bias) in biased.iter_mut().zip(scores).zip(self.bias) {
             *b = x + bias;
         }

@@ -5,6 +5,10 @@
 //! inlined into the `#[target_feature]` entry points of `isa.rs` is compiled for the instruction set; for the same reason kernels
 //! use loops rather than closures around these calls.
 
+#![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
+
+use super::isa::Kernel;
+
 /// Adding this to a small float leaves its nearest integer in the low mantissa bits.
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
@@ -59,10 +63,12 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn round_bf16(self, v: Self::V) -> Self::V;
     /// Sum of the lanes in one fixed order.
     fn sum(self, v: Self::V) -> f32;
-    /// a·b + c on single values, with the rounding of [`Simd::mul_add`].
-    fn mul_add1(self, a: f32, b: f32, c: f32) -> f32;
     /// Hints that the cache line at `p` is needed soon. Any address is fine.
     fn prefetch(self, p: *const u8);
+
+    /// Runs a kernel as a function of its own, compiled once per instruction set: what several callers share, or is large, goes
+    /// through here, or the compiler would repeat it wherever it is used.
+    fn call<K: Kernel>(self, kernel: K) -> K::Out;
 
     /// Zeros.
     #[inline(always)]
@@ -160,6 +166,11 @@ impl Simd for Portable {
     const LANES: usize = 8;
     const WIDE: bool = false;
 
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Out {
+        kernel.run(self)
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> V8 {
         V8([x; 8])
@@ -237,11 +248,6 @@ impl Simd for Portable {
     fn sum(self, v: V8) -> f32 {
         let v = v.0;
         ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
-    }
-
-    #[inline(always)]
-    fn mul_add1(self, a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
     }
 
     #[inline(always)]

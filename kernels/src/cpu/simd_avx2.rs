@@ -4,7 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::Simd;
+use super::{
+    isa::{Kernel, call_avx2},
+    simd::Simd,
+};
 
 /// Proof that AVX2, FMA and F16C are there.
 #[derive(Clone, Copy)]
@@ -33,6 +36,12 @@ impl Simd for Avx2 {
     const WIDE: bool = false;
 
     #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Out {
+        // SAFETY: the token proves that the features are there.
+        unsafe { call_avx2(kernel) }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         op!(_mm256_set1_ps(x))
     }
@@ -42,7 +51,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
-        op!(_mm256_storeu_ps(p, v))
+        op!(_mm256_storeu_ps(p, v));
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> __m256 {
@@ -103,11 +112,7 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn mul_add1(self, a: f32, b: f32, c: f32) -> f32 {
-        op!(_mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c))))
-    }
-    #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
     }
 }

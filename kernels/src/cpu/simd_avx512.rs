@@ -4,7 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::Simd;
+use super::{
+    isa::{Kernel, call_avx512},
+    simd::Simd,
+};
 
 /// Proof that AVX-512 F, BW, DQ and VL (and so AVX2 and FMA) are there.
 #[derive(Clone, Copy)]
@@ -33,6 +36,12 @@ impl Simd for Avx512 {
     const WIDE: bool = true;
 
     #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Out {
+        // SAFETY: the token proves that the features are there.
+        unsafe { call_avx512(kernel) }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         op!(_mm512_set1_ps(x))
     }
@@ -42,7 +51,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
-        op!(_mm512_storeu_ps(p, v))
+        op!(_mm512_storeu_ps(p, v));
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u8) -> __m512 {
@@ -104,11 +113,7 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
-    fn mul_add1(self, a: f32, b: f32, c: f32) -> f32 {
-        op!(_mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c))))
-    }
-    #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
     }
 }

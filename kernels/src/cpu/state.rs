@@ -10,6 +10,7 @@
 
 use half::bf16;
 
+use super::aligned::Aligned;
 use crate::StateSpec;
 
 /// Pools of a page are padded to this many lanes.
@@ -18,7 +19,7 @@ pub(super) const POOL_LANES: usize = 16;
 /// Latent rows in the cache's own precision.
 #[derive(Debug)]
 pub(super) enum Latents {
-    F32(Vec<f32>),
+    F32(Aligned),
     Bf16(Vec<u16>),
 }
 
@@ -26,11 +27,11 @@ pub(super) enum Latents {
 #[derive(Debug)]
 pub struct CpuState {
     pub(super) spec: StateSpec,
-    pub(super) conv: Vec<f32>,
-    pub(super) kda: Vec<f32>,
-    pub(super) tail: Vec<f32>,
+    pub(super) conv: Aligned,
+    pub(super) kda: Aligned,
+    pub(super) tail: Aligned,
     pub(super) latents: Latents,
-    pub(super) pooled: Vec<f32>,
+    pub(super) pooled: Aligned,
 }
 
 impl CpuState {
@@ -39,11 +40,11 @@ impl CpuState {
         let s = Sizes::of(spec);
         let latents = spec.mla_layers * spec.pages * s.latent_page;
         Self {
-            conv: vec![0.0; spec.kda_layers * spec.slots * s.conv],
-            kda: vec![0.0; spec.kda_layers * spec.slots * s.kda],
-            tail: vec![0.0; spec.mla_layers * spec.slots * s.tail],
-            latents: if bf16 { Latents::Bf16(vec![0; latents]) } else { Latents::F32(vec![0.0; latents]) },
-            pooled: vec![0.0; spec.mla_layers * spec.pages * s.pooled_page],
+            conv: Aligned::zeroed(spec.kda_layers * spec.slots * s.conv),
+            kda: Aligned::zeroed(spec.kda_layers * spec.slots * s.kda),
+            tail: Aligned::zeroed(spec.mla_layers * spec.slots * s.tail),
+            latents: if bf16 { Latents::Bf16(vec![0; latents]) } else { Latents::F32(Aligned::zeroed(latents)) },
+            pooled: Aligned::zeroed(spec.mla_layers * spec.pages * s.pooled_page),
             spec: spec.clone(),
         }
     }
