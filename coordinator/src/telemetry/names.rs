@@ -49,7 +49,6 @@ pub fn describe(vllm: bool) {
         "Requests submitted again from their journal after the loss of a worker."
     );
     describe_counter!("tandem_requests_finished_total", Unit::Count, "Requests that ended, by reason: stop, length, abort, error.");
-    describe_counter!("tandem_http_responses_total", Unit::Count, "HTTP responses sent, by route, method and status.");
     describe_counter!("tandem_admission_rejections_total", Unit::Count, "API requests that were not admitted, by reason.");
     describe_counter!("tandem_http_responses_total", Unit::Count, "HTTP answers by route, method and status.");
     describe_counter!("tandem_http_client_disconnects_total", Unit::Count, "Clients that went away before their answer was complete.");
