@@ -146,7 +146,7 @@ impl Checkpoint {
             return Err(self.bad(weight, &format!("{dtype} in {where_} only"), "another tensor"));
         };
         if dtype == DType::RocmFp2Mix
-            && let Some(cols) = weight.shape.last().filter(|n| **n % 128 != 0)
+            && let Some(cols) = weight.shape.last().filter(|n| !n.is_multiple_of(128))
         {
             return Err(self.bad(weight, &format!("rows of a multiple of 128 elements for {dtype}"), &format!("rows of {cols}")));
         }
@@ -185,7 +185,7 @@ impl Checkpoint {
         let [rows, bytes] = self.two(weight)?;
         let cols = bytes * per_byte;
         let group = if dtype == DType::Nvfp4Pairs { 16 } else { 32 };
-        if cols % group != 0 || groups.shape != [rows, cols / group] {
+        if !cols.is_multiple_of(group) || groups.shape != [rows, cols / group] {
             let needed = format!("shape [{rows}, {}]: a scale per {group} elements of {}", cols.div_ceil(group), weight.stored_name);
             return Err(self.bad(groups, &needed, &format!("{:?}", groups.shape)));
         }

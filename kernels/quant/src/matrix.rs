@@ -178,7 +178,7 @@ impl MatrixSource {
     /// [`MatrixError::Cut`] where the range is not inside or cuts a block.
     pub fn col_window(&self, range: Range<usize>) -> Result<Self, MatrixError> {
         let block = self.dtype.block_elems();
-        if range.start > range.end || range.end > self.cols || range.start % block != 0 || range.end % block != 0 {
+        if range.start > range.end || range.end > self.cols || !range.start.is_multiple_of(block) || !range.end.is_multiple_of(block) {
             return Err(self.cut_error("columns", range, self.cols, block));
         }
         self.window(0..self.rows, range)

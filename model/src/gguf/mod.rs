@@ -5,6 +5,7 @@
 //! | [`config`] | the model's keys → `config.json` |
 //! | [`names`] | tensor names → canonical names, and how their values were changed |
 //! | [`sidecar`] | ROCmFP codebooks |
+//! | [`tokenizer`] | the tokenizer's keys → `tokenizer.json` |
 //! | [`value`] | one typed value, with lenient accessors |
 //! | [`reader`] | a bounds-checked little-endian cursor |
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
@@ -17,6 +18,7 @@ pub mod header;
 pub mod names;
 pub mod reader;
 pub mod sidecar;
+pub mod tokenizer;
 pub mod value;
 
 pub use header::{Header, TensorInfo};
