@@ -1,4 +1,5 @@
 //! `config.json` and `generation_config.json`: every layout that is read, and refusals that name the key.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! The tinyk GGUF's keys give the geometry of its published config (skipped loudly without `../shared`).
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! The GGUF container parser: real layouts round-trip, and no bytes at all make it panic or allocate without bound.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use tandem_model::gguf::{GgufError, Header, Value};

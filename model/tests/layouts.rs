@@ -1,4 +1,5 @@
 //! The same weights under every spelling, cut into any files, read the same; what is wrong with a folder is named.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,5 @@
 //! Shards, their text, and plans: every (layer, expert, intermediate index) belongs to exactly one shard, whatever the geometry.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use tandem_model::{
@@ -68,7 +69,7 @@ proptest! {
                     prop_assert_eq!(plan.shards[shard.id as usize].same_cut(shard), true);
                     let read: Shard = shard.to_string().parse().unwrap();
                     prop_assert!(read.same_cut(shard), "{}", shard);
-                    prop_assert!(shard.ffn.start as usize % block == 0, "cuts fall on blocks: {}", shard);
+                    prop_assert!((shard.ffn.start as usize).is_multiple_of(block), "cuts fall on blocks: {}", shard);
                 }
             }
             Err(PlanError::TooMany { largest, .. }) => {

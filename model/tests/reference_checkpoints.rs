@@ -1,4 +1,5 @@
 //! The reference checkpoints open, and say the same under every layout. Skipped, loudly, where `../shared/golden` is not there.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
 //! The reference presets come out byte for byte as the files that the goldens were computed from.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
 //! The embedded demo model through `/v1/chat/completions`: its goldens hold and its answers make sense.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use serde_json::{Value, json};
 use tandem_tests::{Client, Launch, golden::fixtures};

@@ -1,5 +1,5 @@
 //! The reference's tokens and logits over HTTP, whatever the placement, the transport, the batch and the chunking.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use tandem_tests::{
     Launch, checkpoints,

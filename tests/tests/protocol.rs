@@ -1,5 +1,5 @@
 //! Requests, limits and streams as clients and agents rely on them (T-01, T-04, T-05, T-06, T-11, T-14, T-15, T-16, T-18).
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! The clients that people really use: the `openai` Python package and a Prometheus server, both installed by `scripts/test`.
 //!
 //! Without them (`TANDEM_TEST_PYTHON`, `promtool`/`prometheus` on the path) the tests say so and pass, except in CI, where they fail.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,5 @@
 //! Starts that must fail fast, with one clear line, and leave nothing behind (T-10), and handshakes that refuse by name.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     net::TcpListener,
