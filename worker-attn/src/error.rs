@@ -17,7 +17,7 @@ pub enum Error {
     Plan(#[from] PlanError),
     /// Weights cannot be loaded.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(Box<LoadError>),
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// The coordinator does not take this worker.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(Box<JoinError>),
     /// The hop cannot be set up.
     #[error(transparent)]
     Hop(#[from] tandem_proto::hop::HopError),
@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// The step loop gave up.
     #[error("the step loop ended: {0}")]
-    Step(#[from] StepError),
+    Step(Box<StepError>),
     /// A thread of the worker panicked or could not start.
     #[error("{0}")]
     Thread(String),
@@ -68,4 +68,22 @@ pub enum Error {
     /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] tandem_runtime::metrics::MetricsError),
+}
+
+impl From<JoinError> for Error {
+    fn from(error: JoinError) -> Self {
+        Self::Join(Box::new(error))
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Self {
+        Self::Load(Box::new(error))
+    }
+}
+
+impl From<StepError> for Error {
+    fn from(error: StepError) -> Self {
+        Self::Step(Box::new(error))
+    }
 }

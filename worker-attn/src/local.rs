@@ -39,7 +39,7 @@ impl<B: Backend> LocalShards<B> {
         let mut before = 0;
         let mut loaded = Self { engines: Vec::new(), places: vec![Vec::new(); layers], ids: vec![Vec::new(); layers] };
         for (place, shard) in order.into_iter().enumerate() {
-            let fail = |source| LoadError::Shard { shard: shard.to_string(), source };
+            let fail = |source| LoadError::Shard { shard: shard.to_string(), source: Box::new(source) };
             let engine = ShardEngine::load(backend, checkpoint, shard, |p| progress(before + p.loaded_bytes, total)).map_err(fail)?;
             before += engine.bytes();
             loaded.engines.push(engine);
@@ -63,7 +63,7 @@ impl<B: Backend> LocalShards<B> {
     pub fn forward(&self, layer: usize, cx: &mut Cx<'_, B>) -> Result<&[u32], HopError> {
         let buf = &mut *cx.buf;
         for (&place, out) in self.places[layer].iter().zip(&mut buf.partials) {
-            self.engines[place].run(layer as u32, cx.rows, &buf.x, &buf.topk_ids, &buf.topk_weights, out)?;
+            self.engines[place].run(layer as u32, cx.rows, &buf.x, &buf.topk_ids, &buf.topk_weights, out).map_err(Box::new)?;
         }
         Ok(&self.ids[layer])
     }

@@ -33,7 +33,7 @@ pub enum LoadError {
         /// The shard.
         shard: String,
         /// What is wrong.
-        source: tandem_worker_experts::Error,
+        source: Box<tandem_worker_experts::Error>,
     },
 }
 

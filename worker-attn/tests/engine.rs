@@ -1,6 +1,8 @@
 //! Continuous batching over a whole small model: what a request is answered depends on nothing but the request, and whatever it held is
 //! free when it ends.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
 mod common;
 #[path = "common/requests.rs"]
 mod requests;
@@ -187,7 +189,7 @@ fn prompt_logprobs_cover_every_position_once_whatever_the_chunks() {
             let row = &logits[p * vocab..(p + 1) * vocab];
             let max = row.iter().copied().fold(f32::MIN, f32::max);
             let norm = row.iter().map(|v| f64::from(v - max).exp()).sum::<f64>().ln() as f32 + max;
-            let actual = position.actual.clone().unwrap();
+            let actual = position.actual.unwrap();
             assert_eq!(actual.id, ids[p + 1]);
             assert!((actual.logprob - (row[ids[p + 1] as usize] - norm)).abs() <= 2e-4, "position {}", p + 1);
             assert_eq!(position.top[0].id, common::argmax(row));

@@ -1,6 +1,8 @@
 //! Random small geometries through the whole worker: the CPU backend agrees with the reference, and on one backend neither neighbours nor
 //! chunk partners change a bit.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
 mod common;
 #[path = "common/requests.rs"]
 mod requests;

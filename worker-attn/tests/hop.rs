@@ -1,6 +1,8 @@
 //! Routed rows over a transport: cut any way, the answers are those of one process; and whatever goes wrong ends the sequences that it
 //! concerns, and no other.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
 mod common;
 #[path = "common/requests.rs"]
 mod requests;

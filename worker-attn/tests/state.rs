@@ -1,5 +1,7 @@
 //! The four kinds of sequence state together: fork, snapshot and restore go on bit for bit like the sequence they came from.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so")]
+
 mod common;
 
 use std::sync::Arc;

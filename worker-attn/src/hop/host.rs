@@ -206,7 +206,9 @@ impl<T: Transport> HostRows<T> {
         }
         let (d, k) = (self.shape.hidden, self.shape.topk);
         let sent = &mut self.sent;
-        (sent.x.clear(), sent.ids.clear(), sent.weights.clear());
+        sent.x.clear();
+        sent.ids.clear();
+        sent.weights.clear();
         for &row in &rows {
             let row = row as usize;
             sent.x.extend(&self.x[row * d..(row + 1) * d]);

@@ -35,7 +35,10 @@ pub struct HopSegment {
 
 /// Hears of a failed sequence at once: the step itself may wait much longer for the sake of others.
 #[derive(Clone)]
-pub struct Notify(Arc<dyn Fn(u64, &Failure) + Send + Sync>);
+pub struct Notify(Arc<Listener>);
+
+/// What hears a failure.
+type Listener = dyn Fn(u64, &Failure) + Send + Sync;
 
 impl Notify {
     /// Calls `f` with the request id, once for each failed sequence of a step.
@@ -143,7 +146,7 @@ pub enum HopError {
     Backend(#[from] tandem_kernels::BackendError),
     /// A local shard failed.
     #[error(transparent)]
-    Local(#[from] tandem_worker_experts::Error),
+    Local(#[from] Box<tandem_worker_experts::Error>),
 }
 
 /// Computes the routed experts of a step's rows somewhere.

@@ -318,7 +318,7 @@ async fn ended(thread: JoinHandle<Result<(), StepError>>) -> Error {
     let (sender, receiver) = oneshot::channel();
     let watch = std::thread::Builder::new().name("step-watch".into()).spawn(move || drop(sender.send(thread.join())));
     match (watch, receiver.await) {
-        (Ok(_), Ok(Ok(Err(e)))) => Error::Step(e),
+        (Ok(_), Ok(Ok(Err(e)))) => e.into(),
         (Ok(_), Ok(Ok(Ok(())))) => Error::Thread("the step thread ended without being told to".to_owned()),
         (Ok(_), _) => Error::Thread("the step thread panicked: its message is in the log above".to_owned()),
         (Err(e), _) => Error::Thread(format!("the step thread cannot be watched: {e}")),
