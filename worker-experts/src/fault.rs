@@ -60,7 +60,8 @@ impl Fault {
             && self.rows.is_none_or(|r| r == rows)
             && self.layer.is_none_or(|l| l == layer)
             && !matches!(self.kind, Kind::NonFinite { row } if row >= rows);
-        if !meets || !self.mark.as_ref().is_none_or(|m| OpenOptions::new().write(true).create_new(true).open(m).is_ok()) {
+        let fresh = |mark: &PathBuf| OpenOptions::new().write(true).create_new(true).open(mark).is_ok();
+        if !(meets && self.mark.as_ref().is_none_or(fresh)) {
             return None;
         }
         self.times -= 1;

@@ -1,5 +1,7 @@
 //! Partials: whatever the cut and whoever shares the batch, the same numbers.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
 use std::{path::Path, sync::Arc};
 
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! The worker as others see it: a scripted coordinator on the one side, the attention side of the hop on the other.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -235,7 +237,7 @@ async fn another_coordinator_may_give_other_shards() {
     let mut stage = Stage::new(accept(1, &[first]), |_| {}).await;
     let hello = stage.hello().await;
     stage.heartbeat(WorkerState::Ready, &[0]).await;
-    *stage.answer.lock() = accept(2, &[second.clone()]);
+    *stage.answer.lock() = accept(2, std::slice::from_ref(&second));
     // An error ends the stream, as the end of the coordinator's process does.
     let session = stage.session.lock().take().expect("a session");
     session.send(Err(Status::unavailable("restarted"))).expect("the session is open");
