@@ -227,3 +227,35 @@ async fn sigterm_under_load_truncates_no_stream() {
     }
     assert_eq!(cluster.wait_exit(Duration::from_secs(20)), Some(0));
 }
+
+/// T-39: rows that turn NaN on an expert worker end their own request with an error; neighbours and later requests are untouched.
+#[tokio::test]
+async fn a_nan_row_ends_its_own_request_alone() {
+    // The first dispatch of two rows after 60 steps: two requests are in decode together then, and the second row is spoilt.
+    let cluster =
+        Launch::up().model(checkpoints::tiny()).args(["--dtype", "f32"]).env("TANDEM_TEST_FAULT", "nan:row=1,rows=2,step=60").ready();
+    let client = cluster.client();
+    let mut other = long_request();
+    other["seed"] = 8.into();
+    let solo = Launch::up().model(checkpoints::tiny()).args(["--dtype", "f32"]).ready();
+    let wants = [solo.client().stream("/v1/completions", &long_request()).await, solo.client().stream("/v1/completions", &other).await];
+    drop(solo);
+    let (first, second) = tokio::join!(async { client.live("/v1/completions", &long_request()).await.finish().await }, async {
+        client.live("/v1/completions", &other).await.finish().await
+    });
+    let streams = [first, second];
+    let hit: Vec<usize> = (0..2).filter(|i| streams[*i].error().is_some()).collect();
+    assert_eq!(hit.len(), 1, "exactly one request is hit");
+    let (hit, spared) = (hit[0], 1 - hit[0]);
+    let got = streams[hit].token_ids(0);
+    assert!(got.len() < wants[hit].token_ids(0).len() && wants[hit].token_ids(0).starts_with(&got), "only right tokens before the error");
+    assert_eq!(streams[spared].token_ids(0), wants[spared].token_ids(0), "the neighbour is untouched");
+    for (body, want) in [(long_request(), &wants[0]), (other, &wants[1])] {
+        let again = client.stream("/v1/completions", &body).await;
+        assert_eq!(again.token_ids(0), want.token_ids(0), "nothing spoilt stays behind");
+    }
+    let admin = cluster.stderr();
+    let attn = admin.lines().find(|l| l.contains("attn metrics and health")).and_then(|l| l.split("http://").nth(1)).unwrap();
+    let page = Client::new(&format!("http://{}", attn.trim().trim_end_matches("/metrics"))).get("/metrics").await.text;
+    assert!(tandem_tests::client::metric_in(&page, "tandem_nan_rows_total", &[]) >= 1.0, "it is counted");
+}
