@@ -3,7 +3,10 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -37,10 +40,22 @@ pub fn print_line(text: &str) {
     }
 }
 
+/// Whether standard error is to hold JSON lines only.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Makes [`say`] write log events instead of plain lines.
+pub fn say_json() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
 /// Lines of the supervisor's own.
 pub fn say(text: &str) {
     for line in text.lines() {
-        print_line(&format!("[up] {line}"));
+        if JSON.load(Ordering::Relaxed) {
+            tracing::info!("{line}");
+        } else {
+            print_line(&format!("[up] {line}"));
+        }
     }
 }
 

@@ -48,6 +48,10 @@ const SERVE: usize = 0;
 pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     let shutdown = Shutdown::new();
     signals::install(shutdown.clone()).map_err(|error| Failure::internal(format!("cannot handle signals: {error}")))?;
+    let prefix = args.common.log_format == LogFormat::Text;
+    if !prefix {
+        progress::say_json();
+    }
     let started = Instant::now();
     check_port(&args.http.host, args.http.port)?;
     let prepared = prepare(&args).await?;
@@ -62,7 +66,6 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     };
     let (notes, inbox) = mpsc::unbounded_channel();
     let drain_limit = args.common.shutdown_timeout.0 + STOP_GRACE;
-    let prefix = args.common.log_format == LogFormat::Text;
     let mut instance =
         Instance { slots: Vec::new(), notes, inbox, ready: false, prefix, started, due: BTreeMap::new(), loading: Some(Loading::new()) };
     let outcome = tokio::select! {
