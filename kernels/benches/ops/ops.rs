@@ -173,7 +173,7 @@ fn kda(b: &Bench<'_>) -> Outcome {
     let layers = 34;
     for (segments, rows) in [(1, 1), (4, 1), (1, 16), (1, 64), (1, 256)] {
         // Enough layers that a step's state is not in the cache.
-        let mut state = b.backend.state(&spec(segments, 1, layers, 0))?;
+        let mut state = b.backend.state(&spec(segments, 4 * segments, layers, 0))?;
         let desc = batch(b, segments, rows, 0)?;
         let n = segments * rows;
         let stride = 3 * hd + 64;

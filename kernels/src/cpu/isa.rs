@@ -86,7 +86,7 @@ impl CheckedIsa {
             // SAFETY: `new` saw the features.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { run_avx512(kernel) },
-            _ => kernel.run(Portable),
+            _ => Portable.call(kernel),
         }
     }
 }
@@ -99,34 +99,20 @@ pub(super) trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Out;
 }
 
+/// Runs a kernel with AVX2: the entry from outside, and [`Simd::call`].
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
+pub(super) fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     // SAFETY: this function runs only where the features are.
     kernel.run(unsafe { Avx2::new() })
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
-    // SAFETY: this function runs only where the features are.
-    kernel.run(unsafe { Avx512::new() })
-}
-
-/// [`Simd::call`] with AVX2.
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn call_avx2<K: Kernel>(kernel: K) -> K::Out {
-    // SAFETY: this function runs only where the features are.
-    kernel.run(unsafe { Avx2::new() })
-}
-
-/// [`Simd::call`] with AVX-512.
+/// Runs a kernel with AVX-512: the entry from outside, and [`Simd::call`].
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn call_avx512<K: Kernel>(kernel: K) -> K::Out {
+pub(super) fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
     // SAFETY: this function runs only where the features are.
     kernel.run(unsafe { Avx512::new() })
 }

@@ -93,13 +93,13 @@ impl Piece<'_> {
     #[inline(always)]
     fn product<S: Simd>(self, s: S, x: Rows<'_>, rows: std::ops::Range<usize>, n: usize, dest: Dest<'_>, scratch: &mut Aligned) {
         match self {
-            Self::One(w, w_row0) => Product { x, rows, w, w_row0, n, dest, scratch }.run(s),
+            Self::One(w, w_row0) => s.call(Product { x, rows, w, w_row0, n, dest, scratch }),
             Self::Stacked(w, row) => {
                 for (out0, m) in &w.parts {
                     let (a, b) = (row.max(*out0), (row + n).min(out0 + m.rows()));
                     if a < b {
                         let dest = Dest { col: dest.col + a - row, ..dest };
-                        Product { x, rows: rows.clone(), w: m, w_row0: a - out0, n: b - a, dest, scratch: &mut *scratch }.run(s);
+                        s.call(Product { x, rows: rows.clone(), w: m, w_row0: a - out0, n: b - a, dest, scratch: &mut *scratch });
                     }
                 }
             }

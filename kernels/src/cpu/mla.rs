@@ -2,7 +2,7 @@
 //!
 //! | phase | item | what it reads |
 //! |---|---|---|
-//! | fold | (head, 256 latent columns) | Wk once for up to 64 rows |
+//! | fold | (head, 512 latent columns) | Wk once for up to 64 rows |
 //! | attend | (row, group of heads) | the row's selected latents once per group |
 //! | out | (head) | Wv once for up to 64 rows |
 //!
@@ -25,9 +25,9 @@ use crate::{MlaParams, Segment};
 
 /// Rows whose folded queries are held at once.
 const ROWS: usize = 64;
-/// Latent columns and q channels of a decoded Wk panel: 32 × 256 f32 = 32 KiB.
-const FOLD_COLS: usize = 256;
-const FOLD_ROWS: usize = 32;
+/// Latent columns and q channels of a decoded Wk panel: 16 × 512 f32 = 32 KiB, whole rows where the latent is no wider.
+const FOLD_COLS: usize = 512;
+const FOLD_ROWS: usize = 16;
 /// Latents gathered at a time.
 const GATHER: usize = 64;
 
@@ -260,7 +260,7 @@ fn block(
             });
         });
         let tokens: usize = inp.selected[row0 * inp.width..(row0 + n) * inp.width].iter().filter(|&&p| p >= 0).count();
-        let group = if n * heads >= 64 * e.pool.threads() { 16 } else { 8 };
+        let group = if n * heads >= 32 * e.pool.threads() { 16 } else { 8 };
         let groups = heads.div_ceil(group);
         e.pool.run(n * groups, 2 * tokens * heads * latent, |worker, item| {
             let (r, head0) = (item / groups, item % groups * group);

@@ -4,7 +4,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
 
-use super::simd::Simd;
+use super::{isa::Kernel, simd::Simd};
 
 /// What `c` holds before the products are added.
 #[derive(Clone, Copy)]
@@ -24,37 +24,54 @@ pub(super) struct Mat<'a> {
     pub(super) stride: usize,
 }
 
-/// `c[m, n] = start(c) + a[m, k]·b[k, n]`, `c` with row stride `ldc`.
+/// `c[m, n] = start(c) + a[m, k]·b[k, n]`, `c` with row stride `ldc`. Out of line: the ops call it many times.
 #[inline(always)]
 pub(super) fn nn<S: Simd>(s: S, m: usize, n: usize, k: usize, a: Mat<'_>, b: Mat<'_>, c: &mut [f32], ldc: usize, start: Start<'_>) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!(c.len() >= (m - 1) * ldc + n, "c is too short");
-    if k > 0 {
-        assert!(a.data.len() >= (m - 1) * a.stride + k && b.data.len() >= (k - 1) * b.stride + n, "a or b is too short");
-    }
-    let wide = 4 * S::LANES;
-    let mut j = 0;
-    while j < n {
-        let full = j + wide <= n;
-        let mut i = 0;
-        while i < m {
-            let rows = (m - i).min(3);
-            // SAFETY: rows i..i+rows of a and c and columns j.. of b and c are inside (asserted above); `full` tiles have 4·LANES columns.
-            unsafe {
-                match (rows, full) {
-                    (3, true) => block::<S, 3, 4>(s, i, j, k, a, b, c, ldc, start),
-                    (2, true) => block::<S, 2, 4>(s, i, j, k, a, b, c, ldc, start),
-                    (_, true) => block::<S, 1, 4>(s, i, j, k, a, b, c, ldc, start),
-                    (3, false) => edge::<S, 3>(s, i, j, n, k, a, b, c, ldc, start),
-                    (2, false) => edge::<S, 2>(s, i, j, n, k, a, b, c, ldc, start),
-                    (_, false) => edge::<S, 1>(s, i, j, n, k, a, b, c, ldc, start),
+    s.call(Nn { m, n, k, a, b, c, ldc, start });
+}
+
+struct Nn<'a> {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Mat<'a>,
+    b: Mat<'a>,
+    c: &'a mut [f32],
+    ldc: usize,
+    start: Start<'a>,
+}
+
+impl Kernel for Nn<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { m, n, k, a, b, c, ldc, start } = self;
+        if m == 0 || n == 0 {
+            return;
+        }
+        assert!(c.len() >= (m - 1) * ldc + n, "c is too short");
+        if k > 0 {
+            assert!(a.data.len() >= (m - 1) * a.stride + k && b.data.len() >= (k - 1) * b.stride + n, "a or b is too short");
+        }
+        let wide = 4 * S::LANES;
+        for j in (0..n).step_by(wide) {
+            let full = j + wide <= n;
+            for i in (0..m).step_by(3) {
+                // SAFETY: rows i..i+3 (or to m) of a and c and columns j.. of b and c are inside (asserted above); `full` tiles have
+                // 4·LANES columns.
+                unsafe {
+                    match (m - i, full) {
+                        (1, true) => block::<S, 1, 4>(s, i, j, k, a, b, c, ldc, start),
+                        (2, true) => block::<S, 2, 4>(s, i, j, k, a, b, c, ldc, start),
+                        (_, true) => block::<S, 3, 4>(s, i, j, k, a, b, c, ldc, start),
+                        (1, false) => edge::<S, 1>(s, i, j, n, k, a, b, c, ldc, start),
+                        (2, false) => edge::<S, 2>(s, i, j, n, k, a, b, c, ldc, start),
+                        (_, false) => edge::<S, 3>(s, i, j, n, k, a, b, c, ldc, start),
+                    }
                 }
             }
-            i += rows;
         }
-        j += wide;
     }
 }
 

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    isa::{Kernel, call_avx2},
+    isa::{Kernel, run_avx2},
     simd::Simd,
 };
 
@@ -38,7 +38,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Out {
         // SAFETY: the token proves that the features are there.
-        unsafe { call_avx2(kernel) }
+        unsafe { run_avx2(kernel) }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    isa::{Kernel, call_avx512},
+    isa::{Kernel, run_avx512},
     simd::Simd,
 };
 
@@ -38,7 +38,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Out {
         // SAFETY: the token proves that the features are there.
-        unsafe { call_avx512(kernel) }
+        unsafe { run_avx512(kernel) }
     }
 
     #[inline(always)]
