@@ -8,14 +8,14 @@ use super::{
     CpuBackend, CpuBank, CpuBatch, CpuBuf, CpuState, CpuWeight,
     aligned::Aligned,
     buf::{Scratch, sized},
-    decode::{Decoder, supported, with_decoder},
+    checks::{check_matrix, columns, fits, index_sizes, pages, refused, shape, slot},
+    decode::DecodeRow,
     disjoint::Disjoint,
     experts,
     gemm::Rows,
-    indexer,
-    isa::Kernel,
-    kda, linear, meminfo, mhc, mla, router, rows, sampler,
-    simd::Simd,
+    indexer, kda, linear, meminfo, mhc, mla, router,
+    rows::{Add, NormRow},
+    sampler,
 };
 use crate::{
     Backend, BackendError, BatchDesc, DeviceInfo, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MhcGates,
@@ -43,102 +43,6 @@ impl CpuBackend {
             }
             _ => Ok(()),
         }
-    }
-}
-
-fn refused(m: &MatrixSource, reason: String) -> BackendError {
-    BackendError::Weight { tensor: m.name().into(), reason }
-}
-
-fn check_matrix(m: &MatrixSource) -> Result<(), BackendError> {
-    if !supported(m.dtype()) {
-        return Err(refused(m, format!("no CPU kernel for {}; F32, F16 and BF16 work", m.dtype())));
-    }
-    if m.rows() == 0 || m.cols() == 0 {
-        return Err(refused(m, format!("shape [{}, {}] is empty", m.rows(), m.cols())));
-    }
-    Ok(())
-}
-
-/// `[first, first + width)` must lie in rows of `stride`.
-fn columns(stride: usize, first: usize, width: usize) -> Result<(), String> {
-    if width == 0 || first + width > stride {
-        return Err(format!("columns {first}..{} do not fit rows of {stride}", first + width));
-    }
-    Ok(())
-}
-
-fn shape(what: &str, w: &CpuWeight, out: usize, cols: usize) -> Result<(), String> {
-    if w.out != out || w.cols != cols {
-        return Err(format!("{what} is [{}, {}] where [{out}, {cols}] is needed", w.out, w.cols));
-    }
-    Ok(())
-}
-
-fn slot(state: &CpuState, slot: u32) -> Result<(), String> {
-    let have = state.spec.slots;
-    if slot as usize >= have { Err(format!("slot {slot} is not one of {have}")) } else { Ok(()) }
-}
-
-fn pages(state: &CpuState, pages: &[u32]) -> Result<(), String> {
-    let have = state.spec.pages;
-    match pages.iter().find(|&&p| p as usize >= have) {
-        Some(p) => Err(format!("page {p} is not one of {have}")),
-        None => Ok(()),
-    }
-}
-
-/// What a batch asks of a state.
-fn fits(batch: &CpuBatch, state: &CpuState, layer: usize, layers: usize) -> Result<(), String> {
-    if layer >= layers {
-        return Err(format!("layer {layer} is not one of {layers}"));
-    }
-    batch.slots.last().map_or(Ok(()), |&s| slot(state, s))?;
-    pages(state, &batch.desc.pages)
-}
-
-struct NormRow<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    eps: f32,
-    out: &'a mut [f32],
-}
-
-impl Kernel for NormRow<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        rows::rms_norm(s, self.x, self.weight, self.eps, self.out);
-    }
-}
-
-struct Add<'a> {
-    x: &'a [f32],
-    y: &'a mut [f32],
-}
-
-impl Kernel for Add<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        rows::add(s, self.x, self.y);
-    }
-}
-
-struct DecodeRow<'a> {
-    m: &'a MatrixSource,
-    row: usize,
-    out: &'a mut [f32],
-}
-
-impl Kernel for DecodeRow<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let bytes = self.m.row_bytes(self.row);
-        assert_eq!(self.out.len(), self.m.cols(), "row of {}", self.m.name());
-        // SAFETY: the row holds all columns.
-        with_decoder!(self.m.dtype(), d => unsafe { d.run(s, bytes.as_ptr(), 0, self.out) });
     }
 }
 
@@ -610,12 +514,4 @@ impl Backend for CpuBackend {
         }
         Ok(out)
     }
-}
-
-fn index_sizes(p: &IndexerParams, state: &CpuState) -> Result<(), String> {
-    let spec = &state.spec;
-    if p.dim != spec.index_dim || p.kpool != spec.kpool || p.heads == 0 {
-        return Err(format!("keys of {} in pools of {} where the state has {} and {}", p.dim, p.kpool, spec.index_dim, spec.kpool));
-    }
-    Ok(())
 }

@@ -4,9 +4,9 @@
 //! how a run of elements is written to a buffer. The summation order of a product does not depend on which of the two ways a kernel
 //! takes: both give the same lanes the same elements.
 
-use tandem_quant::DType;
+use tandem_quant::{DType, MatrixSource};
 
-use super::simd::Simd;
+use super::{isa::Kernel, simd::Simd};
 
 /// Reads elements of a stored row. Offsets are in elements from the row's start.
 pub(super) trait Decoder: Copy + Send + Sync {
@@ -155,4 +155,22 @@ pub(super) use with_decoder;
 /// Whether there is a decoder for a type. Keep in step with [`with_decoder`].
 pub(super) fn supported(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+}
+
+/// Decodes a whole row.
+pub(super) struct DecodeRow<'a> {
+    pub(super) m: &'a MatrixSource,
+    pub(super) row: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for DecodeRow<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let bytes = self.m.row_bytes(self.row);
+        assert_eq!(self.out.len(), self.m.cols(), "row of {}", self.m.name());
+        // SAFETY: the row holds all columns.
+        with_decoder!(self.m.dtype(), d => unsafe { d.run(s, bytes.as_ptr(), 0, self.out) });
+    }
 }

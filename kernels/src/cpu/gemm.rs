@@ -9,7 +9,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
 
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
 
 use tandem_quant::MatrixSource;
 
@@ -158,8 +158,8 @@ struct Strip<'a> {
     dest: Dest<'a>,
 }
 
-/// Sums of a tile: `[row][weight row]`.
-type Acc<V> = [[V; N]; M_MAX];
+/// f32 values of the sums of the largest tile.
+const SUMS: usize = M_MAX * N * 16;
 
 impl Strip<'_> {
     /// One tile of rows over the stored bytes of four weight rows.
@@ -169,10 +169,13 @@ impl Strip<'_> {
     #[inline(always)]
     unsafe fn direct<S: Simd, D: Decoder>(self, s: S, d: D, rows: Range<usize>, w: [*const u8; N]) {
         let x = self.x_rows(&rows, 0);
-        let mut acc = [[s.zero(); N]; M_MAX];
-        // SAFETY: x rows are `k` long (x_rows checks), w by the caller's promise.
-        unsafe { tiles4(s, d, rows.len(), &x, w, self.k, &mut acc) };
-        self.write(s, rows, &acc);
+        let mut sums = MaybeUninit::<[f32; SUMS]>::uninit();
+        let sums: *mut f32 = sums.as_mut_ptr().cast();
+        // SAFETY: x rows are `k` long (x_rows checks), w by the caller's promise; the tile writes the sums that `write` reads.
+        unsafe {
+            tiles(s, d, &TileArgs { m: rows.len(), x: &x, w, k: self.k, sums, fresh: true });
+            self.write(s, rows, sums);
+        }
     }
 
     /// A block of rows over panels of decoded weights. `next` are the weight rows after these, for prefetching.
@@ -193,7 +196,7 @@ impl Strip<'_> {
         let (panel, kept) = scratch.sized(need).split_at_mut(GROUP * KC);
         let used = self.n.next_multiple_of(N);
         let step = even(rows.len(), tile4::<S>());
-        let tiles = rows.len().div_ceil(step);
+        let count = rows.len().div_ceil(step);
         let mut k0 = 0;
         loop {
             let kc = (self.k - k0).min(KC);
@@ -205,26 +208,23 @@ impl Strip<'_> {
             // While the tiles run, the lines of the next panel come in, some with each tile.
             let ahead = if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, w, end..(end + KC).min(self.k)) };
             for (t, r) in rows.clone().step_by(step).enumerate() {
-                ahead.fetch(s, t, tiles);
+                ahead.fetch(s, t, count);
                 let part = r..(r + step).min(rows.end);
                 let x = self.x_rows(&part, k0);
                 for n0 in (0..used).step_by(N) {
                     let at = (t * step * GROUP + n0 * step) * S::LANES;
-                    let mut acc = [[s.zero(); N]; M_MAX];
-                    if k0 > 0 {
-                        load_acc(s, &kept[at..], part.len(), &mut acc);
-                    }
                     let mut pw = [std::ptr::null::<u8>(); N];
                     for (j, pw) in pw.iter_mut().enumerate() {
                         *pw = panel[(n0 + j) * KC..].as_ptr().cast();
                     }
-                    // SAFETY: panel rows and x rows hold kc elements from here on.
-                    unsafe { tiles4(s, F32Row, part.len(), &x, pw, kc, &mut acc) };
-                    if end == self.k {
-                        let strip = Strip { n: (self.n - n0).min(N), dest: Dest { col: self.dest.col + n0, ..self.dest }, ..self };
-                        strip.write(s, part.clone(), &acc);
-                    } else {
-                        store_acc(s, &mut kept[at..], part.len(), &acc);
+                    let sums = kept[at..at + part.len() * N * S::LANES].as_mut_ptr();
+                    // SAFETY: panel rows and x rows hold kc elements from here on; the sums of this tile lie at `at`.
+                    unsafe {
+                        tiles(s, F32Row, &TileArgs { m: part.len(), x: &x, w: pw, k: kc, sums, fresh: k0 == 0 });
+                        if end == self.k {
+                            let strip = Strip { n: (self.n - n0).min(N), dest: Dest { col: self.dest.col + n0, ..self.dest }, ..self };
+                            strip.write(s, part.clone(), sums);
+                        }
                     }
                 }
             }
@@ -245,14 +245,20 @@ impl Strip<'_> {
         x
     }
 
+    /// Adds up the lanes of a tile's sums, and writes them.
+    ///
+    /// # Safety
+    /// `sums` holds `[rows][N]` vectors.
     #[inline(always)]
-    fn write<S: Simd>(&self, s: S, rows: Range<usize>, acc: &Acc<S::V>) {
+    unsafe fn write<S: Simd>(&self, s: S, rows: Range<usize>, sums: *const f32) {
         for (i, r) in rows.enumerate() {
             let start = r * self.dest.stride + self.dest.col;
-            // SAFETY: the destination belongs to this product alone.
-            let out = unsafe { self.dest.out.range(start..start + self.n) };
-            for (o, a) in out.iter_mut().zip(acc[i]) {
-                *o = s.sum(a);
+            // SAFETY: the destination belongs to this product alone; the sums by the caller's promise.
+            unsafe {
+                let out = self.dest.out.range(start..start + self.n);
+                for (j, o) in out.iter_mut().enumerate() {
+                    *o = s.sum(s.load(sums.add((i * N + j) * S::LANES)));
+                }
             }
         }
     }
@@ -286,133 +292,85 @@ impl<'a> Ahead<'a> {
     }
 }
 
-#[inline(always)]
-fn load_acc<S: Simd>(s: S, kept: &[f32], m: usize, acc: &mut Acc<S::V>) {
-    for (i, a) in acc.iter_mut().take(m).enumerate() {
-        for (j, a) in a.iter_mut().enumerate() {
-            *a = s.ld(&kept[(i * N + j) * S::LANES..]);
-        }
-    }
+/// A tile's rows, and where its sums are kept between panels: `[m][N]` vectors.
+struct TileArgs<'a> {
+    m: usize,
+    x: &'a [*const f32; M_MAX],
+    w: [*const u8; N],
+    k: usize,
+    sums: *mut f32,
+    /// Begin at zero rather than at the sums.
+    fresh: bool,
 }
 
-#[inline(always)]
-fn store_acc<S: Simd>(s: S, kept: &mut [f32], m: usize, acc: &Acc<S::V>) {
-    for (i, a) in acc.iter().take(m).enumerate() {
-        for (j, a) in a.iter().enumerate() {
-            s.st(&mut kept[(i * N + j) * S::LANES..], *a);
-        }
-    }
-}
-
-type XRows = [*const f32; M_MAX];
-
-/// Picks the tile of 4 weight rows for `m` rows.
+/// Picks the tile for `m` rows.
 ///
 /// # Safety
-/// As [`tile`].
+/// `x[..m]` and `w` point to rows of at least `k` elements; `sums` has room for `[m][N]` vectors and holds them unless `fresh`.
 #[inline(always)]
-unsafe fn tiles4<S: Simd, D: Decoder>(s: S, d: D, m: usize, x: &XRows, w: [*const u8; 4], k: usize, acc: &mut Acc<S::V>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match m {
-            1 => tile::<S, D, 1, 4>(s, d, x, w, k, acc),
-            2 => tile::<S, D, 2, 4>(s, d, x, w, k, acc),
-            3 => tile::<S, D, 3, 4>(s, d, x, w, k, acc),
-            4 if S::WIDE => tile::<S, D, 4, 4>(s, d, x, w, k, acc),
-            5 if S::WIDE => tile::<S, D, 5, 4>(s, d, x, w, k, acc),
-            6 if S::WIDE => tile::<S, D, 6, 4>(s, d, x, w, k, acc),
-            _ => unreachable!("a tile of {m} rows"),
-        }
+unsafe fn tiles<S: Simd, D: Decoder>(s: S, d: D, t: &TileArgs<'_>) {
+    match t.m {
+        1 => s.call(Tile::<D, 1>(d, t)),
+        2 => s.call(Tile::<D, 2>(d, t)),
+        3 => s.call(Tile::<D, 3>(d, t)),
+        4 if S::WIDE => s.call(Tile::<D, 4>(d, t)),
+        5 if S::WIDE => s.call(Tile::<D, 5>(d, t)),
+        6 if S::WIDE => s.call(Tile::<D, 6>(d, t)),
+        m => unreachable!("a tile of {m} rows"),
     }
 }
 
-/// A tile as a kernel of its own: compiled once for each shape, stored type and instruction set.
-struct Tile<'a, D, const M: usize, const W: usize> {
-    d: D,
-    x: &'a XRows,
-    w: [*const u8; W],
-    k: usize,
-    /// An `Acc` of the vectors of the instruction set that the tile is called with.
-    acc: *mut (),
-}
+/// `sums[i][j] += x[i]·w[j]` for M rows: a function of its own, compiled once for each row count, stored type and instruction set. Made
+/// by [`tiles`] alone, whose caller promises what its pointers need.
+struct Tile<'a, D, const M: usize>(D, &'a TileArgs<'a>);
 
-impl<D: Decoder, const M: usize, const W: usize> Kernel for Tile<'_, D, M, W> {
+impl<D: Decoder, const M: usize> Kernel for Tile<'_, D, M> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: made by `tile` alone, which keeps the caller's promises and calls with the same instruction set.
-        unsafe { sums::<S, D, M, W>(s, self.d, self.x, self.w, self.k, &mut *self.acc.cast::<Acc<S::V>>()) }
-    }
-}
-
-/// `acc[i][j] += x[i]·w[j]` over `k` elements, for M rows and W weight rows, out of line.
-///
-/// # Safety
-/// `x[..M]` and `w` point to rows of at least `k` elements.
-#[inline(always)]
-unsafe fn tile<S: Simd, D: Decoder, const M: usize, const W: usize>(
-    s: S,
-    d: D,
-    x: &XRows,
-    w: [*const u8; W],
-    k: usize,
-    acc: &mut Acc<S::V>,
-) {
-    s.call(Tile::<D, M, W> { d, x, w, k, acc: std::ptr::from_mut(acc).cast() });
-}
-
-/// `acc[i][j] += x[i]·w[j]` over `k` elements, for M rows and W weight rows.
-///
-/// # Safety
-/// `x[..M]` and `w` point to rows of at least `k` elements.
-#[inline(always)]
-unsafe fn sums<S: Simd, D: Decoder, const M: usize, const W: usize>(
-    s: S,
-    d: D,
-    x: &XRows,
-    w: [*const u8; W],
-    k: usize,
-    acc: &mut Acc<S::V>,
-) {
-    let mut a = [[s.zero(); W]; M];
-    for i in 0..M {
-        for j in 0..W {
-            a[i][j] = acc[i][j];
-        }
-    }
-    let mut at = 0;
-    // SAFETY: loads stay below k (the caller's promise).
-    unsafe {
-        while at + S::LANES <= k {
-            let mut xv = [s.zero(); M];
-            for i in 0..M {
-                xv[i] = s.load(x[i].add(at));
-            }
-            for j in 0..W {
-                let wv = d.lanes(s, w[j], at);
+        let (d, t) = (self.0, self.1);
+        let mut a = [[s.zero(); N]; M];
+        // SAFETY: loads stay below k, and the sums inside [M][N] (the promise of `tiles`).
+        unsafe {
+            if !t.fresh {
                 for i in 0..M {
-                    a[i][j] = s.mul_add(xv[i], wv, a[i][j]);
+                    for j in 0..N {
+                        a[i][j] = s.load(t.sums.add((i * N + j) * S::LANES));
+                    }
                 }
             }
-            at += S::LANES;
-        }
-        if at < k {
-            let mut wv = [s.zero(); W];
-            for j in 0..W {
-                wv[j] = d.tail(s, w[j], at, k - at);
+            let mut at = 0;
+            while at + S::LANES <= t.k {
+                let mut xv = [s.zero(); M];
+                for i in 0..M {
+                    xv[i] = s.load(t.x[i].add(at));
+                }
+                for j in 0..N {
+                    let wv = d.lanes(s, t.w[j], at);
+                    for i in 0..M {
+                        a[i][j] = s.mul_add(xv[i], wv, a[i][j]);
+                    }
+                }
+                at += S::LANES;
+            }
+            if at < t.k {
+                let mut wv = [s.zero(); N];
+                for j in 0..N {
+                    wv[j] = d.tail(s, t.w[j], at, t.k - at);
+                }
+                for i in 0..M {
+                    let xv = s.ld(std::slice::from_raw_parts(t.x[i].add(at), t.k - at));
+                    for j in 0..N {
+                        a[i][j] = s.mul_add(xv, wv[j], a[i][j]);
+                    }
+                }
             }
             for i in 0..M {
-                let xv = s.ld(std::slice::from_raw_parts(x[i].add(at), k - at));
-                for j in 0..W {
-                    a[i][j] = s.mul_add(xv, wv[j], a[i][j]);
+                for j in 0..N {
+                    s.store(t.sums.add((i * N + j) * S::LANES), a[i][j]);
                 }
             }
-        }
-    }
-    for i in 0..M {
-        for j in 0..W {
-            acc[i][j] = a[i][j];
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `backend` | the trait's methods: check shapes, borrow scratch, call the op |
+//! | `backend`, `checks` | the trait's methods: check shapes, borrow scratch, call the op |
 //! | `isa`, `simd`, `simd_avx2`, `simd_avx512` | run-time detection; the vector operations kernels are written over |
 //! | `pool`, `disjoint` | threads; one slice written by many, each in its own places |
 //! | `buf`, `aligned`, `state` | what the opaque handles hold |
@@ -17,6 +17,7 @@
 mod aligned;
 mod backend;
 mod buf;
+mod checks;
 mod decode;
 mod disjoint;
 mod experts;

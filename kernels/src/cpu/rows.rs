@@ -1,6 +1,6 @@
 //! Element-wise and reducing loops over one row.
 
-use super::simd::Simd;
+use super::{isa::Kernel, simd::Simd};
 
 /// Σ x², in a fixed order.
 #[inline(always)]
@@ -137,4 +137,34 @@ pub(super) fn softmax<S: Simd>(s: S, x: &mut [f32], scale: f32) {
     }
     let inv = 1.0 / s.sum(total);
     self::scale(s, inv, x);
+}
+
+/// [`rms_norm`] of one row.
+pub(super) struct NormRow<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) eps: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for NormRow<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        rms_norm(s, self.x, self.weight, self.eps, self.out);
+    }
+}
+
+/// [`add`] over a whole buffer.
+pub(super) struct Add<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) y: &'a mut [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        add(s, self.x, self.y);
+    }
 }
