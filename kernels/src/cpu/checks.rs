@@ -15,6 +15,9 @@ pub(super) fn check_matrix(m: &MatrixSource) -> Result<(), BackendError> {
     if !supported(m.dtype()) {
         return Err(refused(m, format!("no CPU kernel for {}; F32, F16 and BF16 work", m.dtype())));
     }
+    if m.scales().is_some() || m.levels().is_some() {
+        return Err(refused(m, format!("no CPU kernel for {} with scales or levels beside the elements", m.dtype())));
+    }
     if m.rows() == 0 || m.cols() == 0 {
         return Err(refused(m, format!("shape [{}, {}] is empty", m.rows(), m.cols())));
     }
