@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`backend`] | the [`Backend`] trait: what the step loop may ask of a device |
 //! | [`cpu`] | the backend for this machine's cores: vectors by run-time detection, a thread pool |
-//! | [`conformance`] | one suite for every backend, against the reference in f64 |
-//! | [`reference`] | every formula, slow and obvious, in f32 and f64; the reference backend |
+//! | [`mod@conformance`] | one suite for every backend, against the reference in f64 |
+//! | [`mod@reference`] | every formula, slow and obvious, in f32 and f64; the reference backend |
 //!
 //! This crate knows nothing of processes, networks or files: no tokio, no tonic (checked by CI).
 
