@@ -11,7 +11,6 @@
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
 //!
 //! Parsing touches only the header's bytes, allocates no more than they justify, and ends in a named error for any other input.
-//! Layout: checkpoints in the wild: `docs/formats.md`.
 
 pub mod config;
 pub mod header;
