@@ -40,7 +40,7 @@ async fn the_openai_package_drives_the_server() {
     assert!(text.contains("all checks passed"), "{text}");
 }
 
-/// Metrics addresses of the workers, from `/v1/stats`-free ground: each process logs its admin address.
+/// Metrics addresses of the workers: each process logs its admin address.
 fn admin_addresses(cluster: &Cluster) -> Vec<String> {
     let log = cluster.stderr();
     let mut found: Vec<String> = log
