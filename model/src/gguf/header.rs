@@ -80,7 +80,7 @@ impl Header {
             let kind = r.u32(&key)?;
             let value = Value::read(&mut r, kind, &key)?;
             if values.contains_key(&key) {
-                return Err(field(&key, "one value", "the key twice"));
+                return Err(GgufError::field(&key, "one value", "the key twice"));
             }
             values.insert(key, value);
         }
@@ -94,7 +94,7 @@ impl Header {
             None => DEFAULT_ALIGNMENT,
             Some(value) => match value.as_u64() {
                 Some(a) if a.is_power_of_two() && a <= 1 << 20 => a,
-                _ => return Err(field("general.alignment", "a power of two up to 2^20", &value.describe())),
+                _ => return Err(GgufError::field("general.alignment", "a power of two up to 2^20", &value.describe())),
             },
         };
         let mut tensors = Vec::with_capacity(usize::try_from(tensor_count).unwrap_or(0));
@@ -102,7 +102,7 @@ impl Header {
         for i in 0..tensor_count {
             let info = read_info(&mut r, i, alignment)?;
             if !names.insert(info.name.clone()) {
-                return Err(field(&format!("tensor {}", info.name), "one info", "the name twice"));
+                return Err(GgufError::field(&format!("tensor {}", info.name), "one info", "the name twice"));
             }
             tensors.push(info);
         }
@@ -131,7 +131,11 @@ impl Header {
             if end.is_none_or(|end| end > file_bytes) {
                 let end = end.map_or_else(|| "beyond 2^64".to_owned(), |end| end.to_string());
                 let needed = format!("bytes up to offset {end}");
-                return Err(field(&format!("tensor {}", tensor.name), &needed, &format!("a file of {file_bytes} bytes (truncated?)")));
+                return Err(GgufError::field(
+                    &format!("tensor {}", tensor.name),
+                    &needed,
+                    &format!("a file of {file_bytes} bytes (truncated?)"),
+                ));
             }
         }
         Ok(())
@@ -143,7 +147,7 @@ fn read_info(r: &mut Reader<'_>, index: u64, alignment: u64) -> Result<TensorInf
     let what = format!("tensor {name}");
     let dims = r.u32(&what)?;
     if dims == 0 || dims > MAX_DIMS {
-        return Err(field(&what, "1 to 4 dimensions", &dims.to_string()));
+        return Err(GgufError::field(&what, "1 to 4 dimensions", &dims.to_string()));
     }
     let mut shape = Vec::with_capacity(dims as usize);
     let mut elems: u64 = 1;
@@ -151,19 +155,15 @@ fn read_info(r: &mut Reader<'_>, index: u64, alignment: u64) -> Result<TensorInf
         let n = r.u64(&what)?;
         elems = match elems.checked_mul(n) {
             Some(elems) if n > 0 && elems <= 1 << 48 => elems,
-            _ => return Err(field(&what, "a shape of 1 to 2^48 elements", &format!("a dimension of {n}"))),
+            _ => return Err(GgufError::field(&what, "a shape of 1 to 2^48 elements", &format!("a dimension of {n}"))),
         };
-        shape.push(usize::try_from(n).map_err(|_| field(&what, "dimensions that fit memory", &n.to_string()))?);
+        shape.push(usize::try_from(n).map_err(|_| GgufError::field(&what, "dimensions that fit memory", &n.to_string()))?);
     }
     shape.reverse();
     let ggml_type = r.u32(&what)?;
     let offset = r.u64(&what)?;
     if !offset.is_multiple_of(alignment) {
-        return Err(field(&what, &format!("an offset that is a multiple of {alignment}"), &offset.to_string()));
+        return Err(GgufError::field(&what, &format!("an offset that is a multiple of {alignment}"), &offset.to_string()));
     }
     Ok(TensorInfo { name, shape, ggml_type, offset })
-}
-
-fn field(what: &str, needed: &str, got: &str) -> GgufError {
-    GgufError::Field { what: what.to_owned(), needed: needed.to_owned(), got: got.to_owned() }
 }

@@ -33,6 +33,13 @@ pub enum GgufError {
     },
 }
 
+impl GgufError {
+    /// A [`GgufError::Field`].
+    pub(super) fn field(what: &str, needed: &str, got: &str) -> Self {
+        Self::Field { what: what.to_owned(), needed: needed.to_owned(), got: got.to_owned() }
+    }
+}
+
 /// The cursor.
 #[derive(Debug)]
 pub struct Reader<'a> {

@@ -93,7 +93,7 @@ pub fn read(kind: Kind, bytes: &[u8], into: &mut Codebooks) -> Result<(), GgufEr
     if &magic != kind.magic() {
         let fused = if magic.starts_with(b"GUMIXv1") { " (the fused form, which is not read)" } else { "" };
         let got = format!("{:?}{fused}", String::from_utf8_lossy(&magic));
-        return Err(field(name, &format!("the magic {:?}", String::from_utf8_lossy(kind.magic())), &got));
+        return Err(GgufError::field(name, &format!("the magic {:?}", String::from_utf8_lossy(kind.magic())), &got));
     }
     let entries = r.u32(name)?;
     let _reserved = r.u32(name)?;
@@ -106,39 +106,39 @@ pub fn read(kind: Kind, bytes: &[u8], into: &mut Codebooks) -> Result<(), GgufEr
                 0 => Surface::Gate,
                 1 => Surface::Up,
                 2 => Surface::Down,
-                other => return Err(field(&what, "surface 0 (gate), 1 (up) or 2 (down)", &other.to_string())),
+                other => return Err(GgufError::field(&what, "surface 0 (gate), 1 (up) or 2 (down)", &other.to_string())),
             },
         };
         let codebook = read_entry(kind, &mut r, &what)?;
         if into.insert((layer, surface), codebook).is_some() {
-            return Err(field(&what, "one entry per tensor", &format!("a second one for layer {layer}, {surface:?}")));
+            return Err(GgufError::field(&what, "one entry per tensor", &format!("a second one for layer {layer}, {surface:?}")));
         }
     }
     match r.left() {
         0 => Ok(()),
-        left => Err(field(name, &format!("nothing behind its {entries} entries"), &format!("{left} more bytes"))),
+        left => Err(GgufError::field(name, &format!("nothing behind its {entries} entries"), &format!("{left} more bytes"))),
     }
 }
 
 fn read_entry(kind: Kind, r: &mut Reader<'_>, what: &str) -> Result<Codebook, GgufError> {
     let mut sized = |axis: &str, most: u32| -> Result<usize, GgufError> {
         let n = r.u32(what)?;
-        if n == 0 || n > most { Err(field(what, &format!("{axis} from 1 to {most}"), &n.to_string())) } else { Ok(n as usize) }
+        if n == 0 || n > most { Err(GgufError::field(what, &format!("{axis} from 1 to {most}"), &n.to_string())) } else { Ok(n as usize) }
     };
     let shape = [sized("experts", MAX_EXPERTS)?, sized("out", MAX_DIM)?, sized("in", MAX_DIM)?];
     let (books, book) = (r.u32(what)?, r.u32(what)?);
     if (books, book as usize) != (2, kind.book()) {
-        return Err(field(what, &format!("2 books of {} levels", kind.book()), &format!("{books} of {book}")));
+        return Err(GgufError::field(what, &format!("2 books of {} levels", kind.book()), &format!("{books} of {book}")));
     }
     let experts = shape[0];
     let modes = r.take(experts as u64, what)?;
     if let Some(odd) = modes.iter().find(|m| **m > 1) {
-        return Err(field(what, "modes 0 and 1", &odd.to_string()));
+        return Err(GgufError::field(what, "modes 0 and 1", &odd.to_string()));
     }
     if kind == Kind::P4Mix
         && let Some(odd) = r.take(experts as u64, what)?.iter().find(|rotation| **rotation != 0)
     {
-        return Err(field(what, "rotation 0", &odd.to_string()));
+        return Err(GgufError::field(what, "rotation 0", &odd.to_string()));
     }
     let values = r.take(experts as u64 * 2 * kind.book() as u64 * 2, what)?;
     let values: Vec<f32> = values.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
@@ -147,10 +147,6 @@ fn read_entry(kind: Kind, r: &mut Reader<'_>, what: &str) -> Result<Codebook, Gg
         _ => Levels::Books([pair[..kind.book()].to_vec(), pair[kind.book()..].to_vec()]),
     });
     Ok(Codebook { shape, levels: levels.collect() })
-}
-
-fn field(what: &str, needed: &str, got: &str) -> GgufError {
-    GgufError::Field { what: what.to_owned(), needed: needed.to_owned(), got: got.to_owned() }
 }
 
 #[cfg(test)]

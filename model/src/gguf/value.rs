@@ -55,23 +55,24 @@ impl Value {
             7 => match r.array::<1>(what)?[0] {
                 0 => Self::Bool(false),
                 1 => Self::Bool(true),
-                other => return Err(field(what, "a bool (0 or 1)", &other)),
+                other => return Err(GgufError::field(what, "a bool (0 or 1)", &other.to_string())),
             },
             8 => Self::String(r.string(what)?),
             9 => Self::read_array(r, what, depth)?,
             10 => Self::Int(r.u64(what)?.into()),
             11 => Self::Int(i64::from_le_bytes(r.array(what)?).into()),
             12 => Self::Float(f64::from_le_bytes(r.array(what)?)),
-            other => return Err(field(what, "a value type from 0 to 12", &other)),
+            other => return Err(GgufError::field(what, "a value type from 0 to 12", &other.to_string())),
         })
     }
 
     fn read_array(r: &mut Reader<'_>, what: &str, depth: usize) -> Result<Self, GgufError> {
         if depth >= MAX_DEPTH {
-            return Err(field(what, "arrays nested at most four deep", &"more"));
+            return Err(GgufError::field(what, "arrays nested at most four deep", "more"));
         }
         let kind = r.u32(what)?;
-        let item_bytes = least_bytes(kind).ok_or_else(|| field(what, "an array of a value type from 0 to 12", &kind))?;
+        let item_bytes =
+            least_bytes(kind).ok_or_else(|| GgufError::field(what, "an array of a value type from 0 to 12", &kind.to_string()))?;
         let len = r.count(item_bytes, what)?;
         if kind <= 1 {
             return Ok(Self::Bytes(r.take(len as u64, what)?.to_vec()));
@@ -141,8 +142,4 @@ impl Value {
             Self::Bytes(bytes) => format!("an array of {} bytes", bytes.len()),
         }
     }
-}
-
-fn field(what: &str, needed: &str, got: &dyn std::fmt::Display) -> GgufError {
-    GgufError::Field { what: what.to_owned(), needed: needed.to_owned(), got: got.to_string() }
 }
