@@ -1,12 +1,14 @@
 //! [`Checkpoint`]: a folder whose config and weights fit together.
 //!
 //! Opening reads headers (and 4 KiB samples for the fingerprint), and checks every tensor that the geometry needs: name, shape, type.
-//! What is left over is named in [`Checkpoint::warnings`].
+//! What is left over is named in [`Checkpoint::warnings`]. [`Checkpoint::open_headers`] does the same without the data.
 //!
-//! Neighbours: `storage.rs` maps the files, `inventory.rs` says what is needed, `tensors.rs` hands out typed tensors.
+//! Neighbours: `storage.rs` maps the files, `inventory.rs` says what is needed, `tensors.rs` hands out typed tensors, `census.rs`
+//! counts them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     path::{Path, PathBuf},
 };
 
@@ -23,7 +25,7 @@ use crate::{
     json::read_object,
     linear::SIDE_SUFFIXES,
     names::{Name, classify},
-    storage::{Entry, Storage, Stored},
+    storage::{Entry, Reach, Storage, Stored},
 };
 
 /// A validated checkpoint folder. Holds maps of its files; the tensors it hands out keep them alive by themselves.
@@ -38,7 +40,19 @@ pub struct Checkpoint {
     needs: Vec<Need>,
     fp8_block: [usize; 2],
     fingerprint: String,
+    skipped: Vec<Skipped>,
     warnings: Vec<String>,
+}
+
+/// Tensors of a part of the model that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// The part in words.
+    pub what: &'static str,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Checkpoint {
@@ -48,15 +62,30 @@ impl Checkpoint {
     /// # Errors
     /// Names the file, key or tensor that does not fit.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::open_reaching(path, Reach::Data)?;
+        checkpoint.fingerprint = fingerprint::of(&checkpoint)?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Checkpoint::open`], but files may end right behind their headers, and no fingerprint is taken
+    /// ([`Checkpoint::fingerprint`] is empty). Such a checkpoint knows all sizes; its tensors may have no bytes.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_headers(path: &Path) -> Result<Self, ModelError> {
+        Self::open_reaching(path, Reach::Headers)
+    }
+
+    fn open_reaching(path: &Path, reach: Reach) -> Result<Self, ModelError> {
         let config_path = path.join("config.json");
         let is_gguf = path.extension().is_some_and(|e| e == "gguf");
         let (storage, config_path, config) = if config_path.exists() && !is_gguf {
             let config = read_object(&config_path)?;
             // The geometry is checked first: its errors say more than a missing tensor.
             Geometry::from_json(&config_path, &config)?;
-            (Storage::open_safetensors(path)?, config_path, config)
+            (Storage::open_safetensors(path, reach)?, config_path, config)
         } else if is_gguf || Storage::has_gguf(path) {
-            let storage = Storage::open_gguf(path)?;
+            let storage = Storage::open_gguf(path, reach)?;
             let file = storage.first_file().unwrap_or(path).to_owned();
             let header = storage.gguf.as_ref().ok_or_else(|| no_checkpoint(path))?;
             let config = gguf::config::config(&file, header, &storage.gguf_infos())?;
@@ -78,7 +107,7 @@ impl Checkpoint {
                 got: id.to_string(),
             });
         }
-        let (trunk, mut warnings) = sort_out(&storage, geometry.layers)?;
+        let (trunk, skipped) = sort_out(&storage, geometry.layers)?;
         let needs = inventory::needs(&geometry, |name| trunk.contains_key(name));
         let mut checkpoint = Self {
             dir,
@@ -89,14 +118,35 @@ impl Checkpoint {
             trunk,
             needs,
             fingerprint: String::new(),
+            skipped,
             warnings: Vec::new(),
         };
         checkpoint.check_needs()?;
+        let mut warnings: Vec<String> = checkpoint.skipped.iter().map(ToString::to_string).collect();
         warnings.extend(checkpoint.narrowed());
         warnings.extend(checkpoint.unknown());
         checkpoint.warnings = warnings;
-        checkpoint.fingerprint = fingerprint::of(&checkpoint)?;
         Ok(checkpoint)
+    }
+
+    /// Whether some file ends right behind its header ([`Checkpoint::open_headers`]).
+    pub fn is_stub(&self) -> bool {
+        self.storage.stub
+    }
+
+    /// Number of weight files.
+    pub fn file_count(&self) -> usize {
+        self.storage.file_count()
+    }
+
+    /// Number of stored tensors, those that are not used included.
+    pub fn tensor_count(&self) -> usize {
+        self.storage.entries.len()
+    }
+
+    /// Parts of the model that are there and not served.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
     }
 
     /// The GGUF header with the model's and the tokenizer's keys, where this is a GGUF checkpoint.
@@ -119,7 +169,8 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// Identity of config and weights, hexadecimal; equal wherever the same tensors lie, however they are cut into files.
+    /// Identity of config and weights, hexadecimal; equal wherever the same tensors lie, however they are cut into files. Empty after
+    /// [`Checkpoint::open_headers`].
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -154,10 +205,11 @@ impl Checkpoint {
         self.bytes_where(|n| n.routed && n.name.starts_with(&prefix))
     }
 
-    /// Cuts along the intermediate dimension fall on multiples of this many elements (the block of down_proj along `in`).
+    /// Cuts along the intermediate dimension fall on multiples of this many elements: the largest block of a down_proj along `in` (all
+    /// blocks are powers of two, so that it is a multiple of the others).
     pub fn ffn_block(&self) -> usize {
-        let first = self.geometry.moe_layers().first().copied();
-        first.and_then(|layer| self.expert(layer, 0).ok()).map_or(1, |e| e.down.dtype().block_elems())
+        let downs = self.needs.iter().filter(|n| n.routed && n.name.contains(".down_proj"));
+        downs.filter_map(|n| self.layout(&n.name).ok()).map(|l| l.dtype.block_elems()).max().unwrap_or(1)
     }
 
     fn bytes_where(&self, keep: impl Fn(&Need) -> bool) -> u64 {
@@ -165,7 +217,7 @@ impl Checkpoint {
     }
 
     /// Bytes on disk of a needed tensor, its scales included.
-    fn stored_bytes(&self, need: &Need) -> u64 {
+    pub(crate) fn stored_bytes(&self, need: &Need) -> u64 {
         self.layout(&need.name).map_or(0, |layout| layout.entries().map(|e| e.bytes() as u64).sum())
     }
 
@@ -237,10 +289,14 @@ impl Checkpoint {
     }
 
     /// Tensors that the release keeps in F32 and this checkpoint does not.
-    fn narrowed(&self) -> Option<String> {
+    pub fn narrowed_tensors(&self) -> Vec<String> {
         let narrow =
             self.needs.iter().filter(|n| n.keeps_f32).filter_map(|n| self.entry(&n.name)).filter(|e| e.stored.plain() != Some(DType::F32));
-        let names: Vec<String> = narrow.map(|e| format!("{} ({})", e.stored_name, e.stored)).collect();
+        narrow.map(|e| format!("{} ({})", e.stored_name, e.stored)).collect()
+    }
+
+    fn narrowed(&self) -> Option<String> {
+        let names = self.narrowed_tensors();
         let tail = "the release keeps them in F32, so digits were lost when this checkpoint was made";
         listing(&names).map(|list| format!("{} tensors are stored narrower than F32: {list}; {tail}", names.len()))
     }
@@ -297,10 +353,17 @@ fn fp8_block(path: &Path, config: &Value) -> Result<[usize; 2], ModelError> {
     }
 }
 
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "skipped the {}: {} tensors, {:.1} MiB (not served)", self.what, self.tensors, self.bytes as f64 / 1048576.0)
+    }
+}
+
 /// Gives every stored tensor its meaning; says what is skipped.
-fn sort_out(storage: &Storage, layers: usize) -> Result<(BTreeMap<String, usize>, Vec<String>), ModelError> {
+fn sort_out(storage: &Storage, layers: usize) -> Result<(BTreeMap<String, usize>, Vec<Skipped>), ModelError> {
     let mut trunk = BTreeMap::new();
-    let (mut mtp, mut vision) = ((0, 0), (0, 0));
+    let nothing = |what| Skipped { what, tensors: 0, bytes: 0 };
+    let (mut mtp, mut vision) = (nothing("draft (MTP) block"), nothing("vision tower"));
     for (i, entry) in storage.entries.iter().enumerate() {
         let name = match entry.stored {
             Stored::Safetensors(_) => classify(&entry.stored_name, layers),
@@ -316,13 +379,10 @@ fn sort_out(storage: &Storage, layers: usize) -> Result<(BTreeMap<String, usize>
             Name::Mtp => &mut mtp,
             Name::Vision => &mut vision,
         };
-        *skipped = (skipped.0 + 1, skipped.1 + entry.bytes());
+        skipped.tensors += 1;
+        skipped.bytes += entry.bytes() as u64;
     }
-    let said = |what: &str, (count, bytes): (usize, usize)| {
-        (count > 0).then(|| format!("skipped the {what}: {count} tensors, {:.1} MiB (not served)", bytes as f64 / 1048576.0))
-    };
-    let warnings = [said("draft (MTP) block", mtp), said("vision tower", vision)].into_iter().flatten().collect();
-    Ok((trunk, warnings))
+    Ok((trunk, [mtp, vision].into_iter().filter(|s| s.tensors > 0).collect()))
 }
 
 /// A GGUF name in canonical terms; transformed tensors keep names of their own, which `inventory.rs` and `tensors.rs` know.

@@ -26,6 +26,13 @@ pub struct Need {
     pub matrix: bool,
 }
 
+impl Need {
+    /// The layer that it belongs to.
+    pub fn layer(&self) -> Option<usize> {
+        self.name.strip_prefix("layers.")?.split_once('.')?.0.parse().ok()
+    }
+}
+
 /// Everything the trunk needs. `has` tells whether a canonical name is stored.
 pub fn needs(g: &Geometry, has: impl Fn(&str) -> bool) -> Vec<Need> {
     let mut list = List(Vec::new());
@@ -150,6 +157,10 @@ fn moe(list: &mut List, g: &Geometry, pre: &str, has: &impl Fn(&str) -> bool) {
     }
     for e in 0..g.experts {
         list.add_routed(format!("{pre}experts.{e}.gate_proj.weight"), &[inter, d]);
+        // The first expert that is not there ends the list: it will be named, and a config that counts experts by the million costs nothing.
+        if !has(&format!("{pre}experts.{e}.gate_proj.weight")) && !has(&format!("{pre}experts.{e}.gate_proj.weight_packed")) {
+            return;
+        }
         list.add_routed(format!("{pre}experts.{e}.up_proj.weight"), &[inter, d]);
         list.add_routed(format!("{pre}experts.{e}.down_proj.weight"), &[d, inter]);
     }

@@ -31,6 +31,9 @@ pub fn describe(value: &Value) -> String {
     if text.chars().count() <= 60 { text } else { format!("{}…", text.chars().take(60).collect::<String>()) }
 }
 
+/// Largest size in a config. Sizes are multiplied in pairs later on: a bound far above any model keeps that free of overflow.
+const MOST: usize = 1 << 28;
+
 /// One object of a config file, with its place for messages.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
@@ -76,8 +79,8 @@ impl<'a> Section<'a> {
     pub fn opt_int(&self, key: &str, min: usize) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            // Sizes are multiplied later on: a bound far above any model keeps that free of overflow.
-            Some(n) if n >= min && n <= 1 << 32 => Ok(Some(n)),
+            Some(n) if n >= min && n <= MOST => Ok(Some(n)),
+            Some(n) if n > MOST => Err(self.error(key, format!("a whole number from {min} to {MOST}"), describe(value))),
             _ => Err(self.error(key, format!("a whole number of at least {min}"), describe(value))),
         }
     }

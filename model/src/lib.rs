@@ -11,17 +11,21 @@
 //! | [`inventory`] | which tensors a geometry needs, with their shapes |
 //! | `linear` | how a matrix is stored: floats, FP8, NVFP4, MXFP4, ggml types |
 //! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
+//! | [`census`] | its tensors counted by part, type and layer |
+//! | [`semantic`] | whether experts' values look like weights of this model |
 //! | [`tensors`] | typed access for workers: a layer's tensors, an expert's matrices |
 //! | [`fingerprint`] | the identity that two processes compare before they exchange activations |
 //! | [`shard`] | [`Shard`]: layers × experts × a slice of the intermediate dimension |
 //! | [`resident`] | [`Resident`]: what the attention worker keeps for itself |
 //! | [`plan`] | [`ShardPlan`]: cutting the routed experts over workers, each cell exactly once |
 //! | [`synthetic`] | hash-generated checkpoints of any geometry, for tests and benchmarks |
+//! | [`stubs`] | the published releases and quantised mixes as headers without data |
 //! | [`demo`] | the embedded demo checkpoint (feature `demo`) |
 //!
 //! This crate knows of no device and of no process: `kernels/quant` gives it [`tandem_quant::MatrixSource`], which the workers hand on to
 //! a backend.
 
+pub mod census;
 pub mod checkpoint;
 #[cfg(feature = "demo")]
 pub mod demo;
@@ -36,8 +40,10 @@ mod linear;
 pub mod names;
 pub mod plan;
 pub mod resident;
+pub mod semantic;
 pub mod shard;
 pub mod storage;
+pub mod stubs;
 pub mod synthetic;
 pub mod tensors;
 

@@ -330,7 +330,7 @@ impl Checkpoint {
         Ok(MatrixSource::from_f32(name, g.attn_heads * (g.qk_dim + g.v_dim), g.kv_lora, &joined)?)
     }
 
-    fn mlp(&self, pre: &str) -> Result<DenseTensors, ModelError> {
+    pub(crate) fn mlp(&self, pre: &str) -> Result<DenseTensors, ModelError> {
         let m = |name: &str| self.matrix(&format!("{pre}{name}.weight"));
         Ok(DenseTensors { gate: m("gate_proj")?, up: m("up_proj")?, down: m("down_proj")? })
     }

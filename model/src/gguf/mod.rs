@@ -9,6 +9,7 @@
 //! | [`value`] | one typed value, with lenient accessors |
 //! | [`reader`] | a bounds-checked little-endian cursor |
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
+//! | [`write`] | writing a header |
 //!
 //! Parsing touches only the header's bytes, allocates no more than they justify, and ends in a named error for any other input.
 
@@ -19,6 +20,7 @@ pub mod reader;
 pub mod sidecar;
 pub mod tokenizer;
 pub mod value;
+pub mod write;
 
 pub use header::{Header, TensorInfo};
 pub use reader::GgufError;

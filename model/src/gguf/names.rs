@@ -67,6 +67,11 @@ const LAYER: &[(&str, &str)] = &[
     ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
 ];
 
+/// The GGUF name of a tensor inside a layer whose values are as published.
+pub fn of_published(rest: &str) -> Option<&'static str> {
+    LAYER.iter().find(|(_, published)| *published == rest).map(|(gguf, _)| *gguf)
+}
+
 /// Classifies a stored name; `layers` is the number of trunk layers.
 pub fn classify(stored: &str, layers: usize) -> GgufName {
     if stored.ends_with(".input_scale") {

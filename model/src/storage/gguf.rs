@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Entry, Storage, Stored, files_in, map};
+use super::{Entry, Reach, Storage, Stored, files_in, map};
 use crate::{
     ModelError,
     gguf::{Header, TensorInfo, Value, config::ARCHITECTURES, sidecar},
@@ -35,7 +35,7 @@ impl Storage {
     /// # Errors
     /// Not a GGUF file; a sibling that is missing, twice there or of another set; a tensor that is in two shards or runs past its
     /// file's end; a total that does not add up.
-    pub fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+    pub fn open_gguf(path: &Path, reach: Reach) -> Result<Self, ModelError> {
         let mut storage = Self::empty();
         let paths = set_of(path)?;
         let count = paths.len() as u64;
@@ -44,7 +44,11 @@ impl Storage {
         for (i, path) in paths.iter().enumerate() {
             let bytes = map(path)?;
             let header = Header::parse(&bytes).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
-            header.check_extents(bytes.len() as u64).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
+            if reach == Reach::Headers && bytes.len() as u64 <= header.data_start && !header.tensors.is_empty() {
+                storage.stub = true;
+            } else {
+                header.check_extents(bytes.len() as u64).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
+            }
             let split = split_of(path, &header)?;
             if (split.no, split.count) != (i as u64, count) {
                 return Err(ModelError::File {
@@ -134,8 +138,11 @@ fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     Some((prefix, five(no)?, five(count)?))
 }
 
-/// The files of the set that `path` belongs to, in order.
-fn set_of(path: &Path) -> Result<Vec<PathBuf>, ModelError> {
+/// The files of the set that `path` (a file of it, or a folder that holds nothing else) belongs to, in order.
+///
+/// # Errors
+/// No such file, a missing sibling, or a folder with more than one set.
+pub fn set_of(path: &Path) -> Result<Vec<PathBuf>, ModelError> {
     if path.is_dir() {
         let names = files_in(path, "gguf")?;
         let first = match names.as_slice() {

@@ -60,6 +60,15 @@ impl fmt::Display for Stored {
     }
 }
 
+/// How much of the files must be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Headers: a file may end right behind its header (a stub). One that ends inside its data is refused all the same.
+    Headers,
+    /// Everything.
+    Data,
+}
+
 /// Where a stored tensor lies.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -91,11 +100,18 @@ pub struct Storage {
     pub gguf: Option<crate::gguf::Header>,
     /// Codebooks of ROCmFP tensors.
     pub codebooks: Codebooks,
+    /// Whether some file ends right behind its header.
+    pub stub: bool,
 }
 
 impl Storage {
     fn empty() -> Self {
-        Self { files: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new() }
+        Self { files: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false }
+    }
+
+    /// Number of files.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
     }
 
     /// Whether a folder holds GGUF files.

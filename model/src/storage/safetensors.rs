@@ -5,9 +5,10 @@ use std::{
     path::Path,
 };
 
-use ::safetensors::{SafeTensors, tensor::SafeTensorError};
+use ::safetensors::tensor::Metadata;
+use serde_json::Value;
 
-use super::{Entry, Storage, Stored, files_in, map};
+use super::{Entry, Reach, Storage, Stored, files_in, map};
 use crate::{
     ModelError,
     json::{Section, describe, read_object},
@@ -24,12 +25,12 @@ impl Storage {
     /// # Errors
     /// No weights there; an index without its files, or files without their index; a truncated or malformed file; a tensor that is in
     /// two files, or not where the index says.
-    pub fn open_safetensors(dir: &Path) -> Result<Self, ModelError> {
+    pub fn open_safetensors(dir: &Path, reach: Reach) -> Result<Self, ModelError> {
         let index = dir.join(INDEX);
-        if index.exists() { Self::open_index(dir, &index) } else { Self::open_single(dir) }
+        if index.exists() { Self::open_index(dir, &index, reach) } else { Self::open_single(dir, reach) }
     }
 
-    fn open_single(dir: &Path) -> Result<Self, ModelError> {
+    fn open_single(dir: &Path, reach: Reach) -> Result<Self, ModelError> {
         let found = files_in(dir, "safetensors")?;
         let name = match found.as_slice() {
             _ if found.iter().any(|f| f == SINGLE) => SINGLE,
@@ -44,25 +45,13 @@ impl Storage {
             }
         };
         let mut storage = Self::empty();
-        storage.add(&dir.join(name))?;
+        storage.add(&dir.join(name), reach)?;
         storage.sort()
     }
 
-    fn open_index(dir: &Path, index: &Path) -> Result<Self, ModelError> {
+    fn open_index(dir: &Path, index: &Path, reach: Reach) -> Result<Self, ModelError> {
         let json = read_object(index)?;
-        let top = Section::new(index, &json);
-        let map = json.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| {
-            top.error("weight_map", "an object: tensor name → file name", json.get("weight_map").map_or("nothing".into(), describe))
-        })?;
-        let mut wanted: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for (tensor, file) in map {
-            let needed = "the name of a file in the same folder";
-            let name = file.as_str().ok_or_else(|| top.error(&format!("weight_map.{tensor}"), needed, describe(file)))?;
-            if name.is_empty() || name.contains(['/', '\\']) || name == ".." {
-                return Err(top.error(&format!("weight_map.{tensor}"), needed, describe(file)));
-            }
-            wanted.entry(name).or_default().insert(tensor);
-        }
+        let wanted = files_of(index, &json)?;
         let mut storage = Self::empty();
         for (name, tensors) in &wanted {
             let path = dir.join(name);
@@ -74,7 +63,7 @@ impl Storage {
                     got: "no such file (download it again, or check the name in the index)".to_owned(),
                 });
             }
-            storage.add(&path)?;
+            storage.add(&path, reach)?;
             let file = storage.files.len() - 1;
             let here: BTreeSet<&str> = storage.entries.iter().filter(|e| e.file == file).map(|e| e.stored_name.as_str()).collect();
             if let Some(missing) = tensors.iter().find(|t| !here.contains(*t)) {
@@ -89,10 +78,14 @@ impl Storage {
         storage.sort()
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), ModelError> {
+    fn add(&mut self, path: &Path, reach: Reach) -> Result<(), ModelError> {
         let bytes = map(path)?;
-        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| malformed(path, &bytes, &e))?;
-        let start = 8 + header;
+        let Header { start, end, metadata } = header(path, &bytes)?;
+        if reach == Reach::Headers && bytes.len() == start && start < end {
+            self.stub = true;
+        } else if bytes.len() != end {
+            return Err(wrong_length(path, end, bytes.len()));
+        }
         for (name, info) in metadata.tensors() {
             let (from, to) = info.data_offsets;
             self.entries.push(Entry {
@@ -113,26 +106,60 @@ fn looks_like_a_shard(name: &str) -> bool {
     name.contains("-of-")
 }
 
-fn malformed(path: &Path, bytes: &[u8], error: &SafeTensorError) -> ModelError {
-    let end = match error {
-        SafeTensorError::MetadataIncompleteBuffer => data_end(bytes),
-        SafeTensorError::InvalidHeaderLength => declared_header(bytes).map(|n| n + 8),
-        _ => None,
+/// What a file's header says.
+#[derive(Debug)]
+pub struct Header {
+    /// Where the data starts.
+    pub start: usize,
+    /// Where it ends.
+    pub end: usize,
+    /// The tensors; their offsets count from [`Header::start`], follow each other without a gap, and fit type and shape.
+    pub metadata: Metadata,
+}
+
+/// Reads the header at the start of `bytes`; what follows it is not looked at. `path` is for messages.
+///
+/// # Errors
+/// Not a safetensors header, or one that is cut off.
+pub fn header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
+    let no_header = |error: &str| ModelError::File {
+        path: path.to_owned(),
+        needed: "a safetensors file".to_owned(),
+        got: format!("{} bytes{} ({error})", bytes.len(), text_instead(bytes)),
     };
-    let got = format!("{} bytes", bytes.len());
-    match end {
-        Some(end) if end > bytes.len() => ModelError::File {
-            path: path.to_owned(),
-            needed: format!("{end} bytes, as its header says"),
-            got: format!("{got}: the file is truncated (download it again)"),
-        },
-        Some(end) => ModelError::File { path: path.to_owned(), needed: format!("{end} bytes, as its header says"), got },
-        None => ModelError::File {
-            path: path.to_owned(),
-            needed: "a safetensors file".to_owned(),
-            got: format!("{got}{} ({error})", text_instead(bytes)),
-        },
+    let length = bytes.first_chunk::<8>().and_then(|b| usize::try_from(u64::from_le_bytes(*b)).ok()).filter(|n| *n < 1 << 32);
+    let start = 8 + length.ok_or_else(|| no_header("no length of a header at its start"))?;
+    let text = bytes.get(8..start).ok_or_else(|| wrong_length(path, start, bytes.len()))?;
+    let metadata: Metadata = serde_json::from_slice(text).map_err(|e| no_header(&e.to_string()))?;
+    let data = metadata.tensors().values().map(|t| t.data_offsets.1).max().unwrap_or(0);
+    let end = start.checked_add(data).ok_or_else(|| no_header("data of 2^64 bytes"))?;
+    Ok(Header { start, end, metadata })
+}
+
+/// File name → tensors in it, from the content of an index. `path` is for messages.
+///
+/// # Errors
+/// Names the key that is not what it should be; a file name that leads out of the folder.
+pub fn files_of<'a>(path: &Path, index: &'a Value) -> Result<BTreeMap<&'a str, BTreeSet<&'a str>>, ModelError> {
+    let top = Section::new(path, index);
+    let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| {
+        top.error("weight_map", "an object: tensor name → file name", index.get("weight_map").map_or("nothing".into(), describe))
+    })?;
+    let mut wanted: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (tensor, file) in map {
+        let needed = "the name of a file in the same folder";
+        let name = file.as_str().ok_or_else(|| top.error(&format!("weight_map.{tensor}"), needed, describe(file)))?;
+        if name.is_empty() || name.contains(['/', '\\']) || name == ".." {
+            return Err(top.error(&format!("weight_map.{tensor}"), needed, describe(file)));
+        }
+        wanted.entry(name).or_default().insert(tensor);
     }
+    Ok(wanted)
+}
+
+fn wrong_length(path: &Path, needed: usize, got: usize) -> ModelError {
+    let hint = if got < needed { ": the file is truncated (download it again)" } else { "" };
+    ModelError::File { path: path.to_owned(), needed: format!("{needed} bytes, as its header says"), got: format!("{got} bytes{hint}") }
 }
 
 /// Small text files in the place of weights: pointers that were never followed.
@@ -142,17 +169,4 @@ fn text_instead(bytes: &[u8]) -> String {
         Ok(text) if bytes.len() < 4096 => format!(": the text {:?}", text.chars().take(60).collect::<String>()),
         _ => String::new(),
     }
-}
-
-fn declared_header(bytes: &[u8]) -> Option<usize> {
-    let length = bytes.get(..8)?.try_into().ok().map(u64::from_le_bytes)?;
-    usize::try_from(length).ok().filter(|n| *n < 1 << 32)
-}
-
-/// Where the data of a file ends by its own header.
-fn data_end(bytes: &[u8]) -> Option<usize> {
-    let header = declared_header(bytes)?;
-    let json: serde_json::Value = serde_json::from_slice(bytes.get(8..8 + header)?).ok()?;
-    let ends = json.as_object()?.values().filter_map(|t| t.get("data_offsets")?.get(1)?.as_u64());
-    usize::try_from(ends.max()?).ok().map(|end| 8 + header + end)
 }
