@@ -9,7 +9,7 @@
 //! | [`value`] | one typed value, with lenient accessors |
 //! | [`reader`] | a bounds-checked little-endian cursor |
 //! | [`header`] | [`Header`]: everything before the data, and where each tensor's bytes lie |
-//! | [`write`] | writing a header |
+//! | [`mod@write`] | writing a header |
 //!
 //! Parsing touches only the header's bytes, allocates no more than they justify, and ends in a named error for any other input.
 
