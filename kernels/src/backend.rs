@@ -357,6 +357,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn device(&self) -> &DeviceInfo;
     /// The rounding mode.
     fn precision(&self) -> Precision;
+    /// Told once by a thread that will enqueue ops for the rest of its life: the device may bind the thread to what it needs.
+    fn bind_thread(&self) {}
     /// Sizes the scratch memory for steps of up to `rows` rows and contexts of up to `context` tokens.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use tandem_kernels::{
 /// The backend for an instruction set; the best that this CPU has where it lacks the one asked for.
 fn backend(isa: Isa, precision: Precision) -> CpuBackend {
     let isa = if Isa::available().contains(&isa) { isa } else { Isa::detect() };
-    CpuBackend::new(CpuOptions { threads: Some(3), precision, isa: Some(isa) }).expect("available")
+    CpuBackend::new(CpuOptions { threads: Some(3), isa: Some(isa), ..CpuOptions::new(precision) }).expect("available")
 }
 
 macro_rules! instantiate {

@@ -83,7 +83,8 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         name,
         precision: args.model.dtype.into(),
         device: args.join.device.to_string(),
-        threads: Some(cores.threads),
+        threads: cores.threads,
+        cpus: cores.cpus,
         max_batch: limits.max_batch as usize,
         max_seq_len: limits.max_seq_len.map(|tokens| tokens as usize),
         kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
@@ -139,7 +140,8 @@ pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
         precision: args.model.dtype.into(),
         device: args.join.device.to_string(),
         shard,
-        threads: Some(cores.threads),
+        threads: cores.threads,
+        cpus: cores.cpus,
         spin: cores.spin,
         admin: Some(args.join.admin),
         drain_timeout: args.common.shutdown_timeout.0,
@@ -162,7 +164,8 @@ pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
 
 /// Compute threads and polling of one worker process.
 struct Cores {
-    threads: usize,
+    threads: Option<usize>,
+    cpus: Vec<usize>,
     spin: Duration,
 }
 
@@ -170,8 +173,11 @@ impl Cores {
     /// What the flags say; else this machine's cores, as if the worker had it to itself.
     fn of(args: &ComputeArgs) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let alone = up::attention_share(cores);
-        Self { threads: args.threads.unwrap_or(alone.threads) as usize, spin: Duration::from_micros(args.spin_us.unwrap_or(alone.spin_us)) }
+        Self {
+            threads: args.threads.map(|threads| threads as usize),
+            cpus: args.cpus.clone().into_list(),
+            spin: Duration::from_micros(args.spin_us.unwrap_or_else(|| up::spin_us(cores))),
+        }
     }
 }
 

@@ -21,8 +21,10 @@ pub struct Config {
     pub precision: Precision,
     /// `cpu` or `reference`.
     pub device: String,
-    /// Threads of the CPU backend; `None` = all cores it may use.
+    /// Threads of the CPU backend; `None` = one for each of `cpus`, or all cores it may use.
     pub threads: Option<usize>,
+    /// Cores for these threads, one each, in this order; empty = the system places them.
+    pub cpus: Vec<usize>,
     /// Sequences that hold state at a time.
     pub max_batch: usize,
     /// Tokens of one sequence, prompt and answer; `None` = what the checkpoint and `kv_tokens` allow.
@@ -57,6 +59,7 @@ impl Config {
             precision: Precision::Bf16,
             device: "cpu".to_owned(),
             threads: None,
+            cpus: Vec::new(),
             max_batch: 8,
             max_seq_len: None,
             kv_tokens: 32_768,

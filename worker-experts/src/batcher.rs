@@ -198,6 +198,10 @@ fn batches(members: impl Iterator<Item = (usize, usize)>, max_rows: usize) -> Ve
 }
 
 impl<B: Backend> ExpertEngine for Batcher<B> {
+    fn bind_thread(&mut self) {
+        self.backend.bind_thread();
+    }
+
     fn execute(&mut self, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Vec<f32>, String>> {
         let faults = self.inject(layer, dispatches);
         let mut partials: Vec<Result<Vec<f32>, String>> = Vec::with_capacity(dispatches.len());

@@ -34,8 +34,10 @@ pub struct Config {
     pub device: String,
     /// Shards to hold; empty = those that the coordinator gives. Ids are the coordinator's.
     pub shard: Vec<Shard>,
-    /// Threads of the CPU backend; `None` = all cores it may use.
+    /// Threads of the CPU backend; `None` = one for each of `cpus`, or all cores it may use.
     pub threads: Option<usize>,
+    /// Cores for these threads, one each, in this order; empty = the system places them.
+    pub cpus: Vec<usize>,
     /// How long a wait for frames spins before it parks.
     pub spin: Duration,
     /// Largest dispatch and largest joined batch, in rows.
@@ -63,6 +65,7 @@ impl Config {
             device: "cpu".to_owned(),
             shard: Vec::new(),
             threads: None,
+            cpus: Vec::new(),
             spin: Duration::from_micros(100),
             max_rows: 8192,
             admin: None,

@@ -59,7 +59,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let checkpoint = Arc::new(checkpoint);
     match config.device.as_str() {
         "cpu" => {
-            let options = CpuOptions { threads: config.threads, ..CpuOptions::new(config.precision) };
+            let (threads, cpus) = (config.threads, config.cpus.clone());
+            let options = CpuOptions { threads, cpus, ..CpuOptions::new(config.precision) };
             let backend = Arc::new(CpuBackend::new(options)?);
             Worker::new(config, checkpoint, backend, latch).run(shutdown).await
         }

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             word => words.push(word.to_owned()),
         }
     }
-    let backend = CpuBackend::new(CpuOptions { threads, precision, isa })?;
+    let backend = CpuBackend::new(CpuOptions { threads, isa, ..CpuOptions::new(precision) })?;
     let threads = backend.threads();
     let memory = ops::Memory::new(1280 << 20);
     let lanes = backend.isa().lanes();

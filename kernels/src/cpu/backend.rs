@@ -61,6 +61,10 @@ impl Backend for CpuBackend {
         self.engine.precision
     }
 
+    fn bind_thread(&self) {
+        self.engine.pool.bind_caller();
+    }
+
     fn reserve(&self, rows: usize, context: usize) -> Result<(), BackendError> {
         // Ops grow their scratch to what a shape needs and keep it; this takes the bulk of it ahead: rows of the widest products, a
         // context's index scores.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `backend`, `checks` | the trait's methods: check shapes, borrow scratch, call the op |
 //! | `isa`, `simd`, `simd_avx2`, `simd_avx512` | run-time detection; the vector operations kernels are written over |
-//! | `pool`, `disjoint` | threads; one slice written by many, each in its own places |
+//! | `pool`, `affinity`, `disjoint` | threads and their cores; one slice written by many, each in its own places |
 //! | `buf`, `aligned`, `state` | what the opaque handles hold |
 //! | `decode`, `gemm`, `linear` | stored types → products of 1 … thousands of rows in one summation order |
 //! | `nn`, `rows` | activations by activations; loops over one row |
@@ -14,6 +14,7 @@
 //! step for all rows; a head's KDA state passes the cache once. Sums run in one order per instruction set, whatever the rows, threads and
 //! blocks, so [`DeviceInfo::arithmetic`] names the instruction set and two CPU workers of one set are interchangeable.
 
+mod affinity;
 mod aligned;
 mod backend;
 mod buf;
@@ -50,10 +51,13 @@ pub use state::CpuState;
 use crate::{BackendError, DeviceInfo, Precision};
 
 /// How to make a [`CpuBackend`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CpuOptions {
     /// Threads that share an op, the caller's included; `None`: as many as the process may run on.
     pub threads: Option<usize>,
+    /// Cores for these threads, one each and in this order, the caller's first (see [`Backend::bind_thread`](crate::Backend::bind_thread));
+    /// empty: the system places them.
+    pub cpus: Vec<usize>,
     /// The rounding mode.
     pub precision: Precision,
     /// The instruction set; `None`: the best that this CPU has.
@@ -63,7 +67,7 @@ pub struct CpuOptions {
 impl CpuOptions {
     /// All threads, the best instruction set.
     pub fn new(precision: Precision) -> Self {
-        Self { threads: None, precision, isa: None }
+        Self { threads: None, cpus: Vec::new(), precision, isa: None }
     }
 }
 
@@ -94,7 +98,7 @@ impl CpuBackend {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The instruction set asked for is not there.
+    /// The instruction set asked for is not there; a core that this process may not run on.
     pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
         let wanted = options.isa.unwrap_or_else(Isa::detect);
         let isa = isa::CheckedIsa::new(wanted).ok_or_else(|| BackendError::Op {
@@ -102,8 +106,13 @@ impl CpuBackend {
             device: format!("cpu-{wanted}"),
             reason: format!("this CPU has {}", Isa::available().iter().map(|i| format!("cpu-{i}")).collect::<Vec<_>>().join(", ")),
         })?;
+        let affinity = affinity::Affinity::new(options.cpus).map_err(|reason| BackendError::Op {
+            op: "start",
+            device: format!("cpu-{wanted}"),
+            reason,
+        })?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let pool = pool::Pool::new(options.threads.unwrap_or(cores).max(1));
+        let pool = pool::Pool::new(options.threads.unwrap_or_else(|| affinity.threads().unwrap_or(cores)).max(1), affinity);
         let threads = pool.threads();
         Ok(Self {
             info: DeviceInfo {

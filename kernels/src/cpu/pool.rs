@@ -15,6 +15,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
+use super::affinity::Affinity;
+
 /// Work below this (in multiply-adds, or what takes as long) is not worth waking anybody for: about 15 µs of one core.
 const INLINE_WORK: usize = 150_000;
 /// How long a worker without a job keeps looking before it sleeps.
@@ -61,11 +63,12 @@ pub(super) struct Pool {
     /// One job at a time.
     running: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    affinity: Affinity,
 }
 
 impl Pool {
     /// `threads` threads in all, the caller's included. Threads that cannot be started are done without.
-    pub(super) fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize, affinity: Affinity) -> Self {
         let shared = Arc::new(Shared {
             slot: Mutex::new(Slot::default()),
             wake: Condvar::new(),
@@ -76,11 +79,20 @@ impl Pool {
         let workers = (1..threads)
             .filter_map(|worker| {
                 let shared = Arc::clone(&shared);
-                let thread = std::thread::Builder::new().name(format!("cpu-{worker}")).spawn(move || serve(&shared, worker));
+                let affinity = affinity.clone();
+                let thread = std::thread::Builder::new().name(format!("cpu-{worker}")).spawn(move || {
+                    affinity.bind(worker);
+                    serve(&shared, worker);
+                });
                 thread.inspect_err(|e| tracing::warn!(worker, error = %e, "cannot start a compute thread; going on without it")).ok()
             })
             .collect();
-        Self { shared, running: Mutex::new(()), workers }
+        Self { shared, running: Mutex::new(()), workers, affinity }
+    }
+
+    /// Puts the calling thread, worker 0 of the jobs that it will run, on its core.
+    pub(super) fn bind_caller(&self) {
+        self.affinity.bind(0);
     }
 
     /// Threads that share a job, the caller included.
@@ -237,7 +249,7 @@ mod tests {
     #[test]
     fn each_item_runs_once_whatever_the_threads() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads, Affinity::default());
             for round in 0..200 {
                 let counts: Vec<AtomicUsize> = (0..round % 37).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(counts.len(), usize::MAX, |worker, item| {
@@ -251,7 +263,7 @@ mod tests {
 
     #[test]
     fn two_callers_take_turns() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3, Affinity::default());
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
@@ -269,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, Affinity::default());
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.run(8, usize::MAX, |_, i| assert!(i != 3));
         }));

@@ -17,6 +17,9 @@ pub struct Dispatch<'a> {
 
 /// Computes the shards of a worker. Runs on the server's own thread: while it computes, no link is read.
 pub trait ExpertEngine: Send {
+    /// Called first, on the thread that will call the rest.
+    fn bind_thread(&mut self) {}
+
     /// Computes one joined batch of a layer: dispatches of one or more shards, from one or more attention workers. Returns, in
     /// the same order, each dispatch's additive partial (rows × hidden) or why it could not be computed.
     ///

@@ -13,7 +13,7 @@ use tandem_model::{Geometry, Resident};
 
 use crate::failure::Failure;
 
-use super::values::{Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
+use super::values::{Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
 
 /// Flags of every role.
 #[derive(Clone, Debug, Args)]
@@ -156,6 +156,10 @@ pub struct ComputeArgs {
     /// Compute threads of each worker process; chosen from the cores of the machine if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
+    /// Cores for the compute threads, one each, in this order, e.g. 0-3,8; none: the system places them; auto: `tandem up` shares the
+    /// cores out among CPU workers that wait for each other
+    #[arg(long, value_name = "auto|none|LIST", default_value = "auto")]
+    pub cpus: Cpus,
     /// Microseconds that a receiver polls before it sleeps, while a step is in flight; chosen from the cores if not given
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,

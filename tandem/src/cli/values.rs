@@ -34,6 +34,68 @@ impl fmt::Display for Seconds {
     }
 }
 
+/// Cores to pin compute threads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cpus {
+    /// As the command finds best.
+    Auto,
+    /// The system places threads.
+    None,
+    /// These, in this order.
+    List(Vec<usize>),
+}
+
+impl Cpus {
+    /// The cores of a list; nothing where the system places threads.
+    pub fn into_list(self) -> Vec<usize> {
+        match self {
+            Self::Auto | Self::None => Vec::new(),
+            Self::List(cpus) => cpus,
+        }
+    }
+}
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        /// As many as the kernel can name.
+        const MOST: usize = 1024;
+        let wrong = |why: &str| format!("{text:?} {why}; write auto, none, or cores below {MOST} and ranges of them, e.g. 0-3,8");
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "none" => return Ok(Self::None),
+            _ => {}
+        }
+        let number = |part: &str| part.trim().parse::<usize>().ok().filter(|n| *n < MOST).ok_or_else(|| wrong("is no list of cores"));
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(wrong("has a range that runs backwards"));
+            }
+            for cpu in first..=last {
+                if cpus.contains(&cpu) {
+                    return Err(wrong(&format!("names core {cpu} twice")));
+                }
+                cpus.push(cpu);
+            }
+        }
+        Ok(Self::List(cpus))
+    }
+}
+
+impl fmt::Display for Cpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::List(cpus) => f.write_str(&cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+        }
+    }
+}
+
 /// What activations, caches and hop payload are rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
@@ -201,6 +263,29 @@ mod tests {
         for text in ["", "s", "-3", "3 s", "3d", "1e400", "1.2.3", "nan"] {
             let error = text.parse::<Seconds>().expect_err(text);
             assert!(error.contains("is no duration"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lists_of_cores_parse_and_print() {
+        for (text, cpus) in
+            [("auto", Cpus::Auto), ("none", Cpus::None), ("3", Cpus::List(vec![3])), ("0-2,8,5", Cpus::List(vec![0, 1, 2, 8, 5]))]
+        {
+            let parsed: Cpus = text.parse().expect(text);
+            assert_eq!(parsed, cpus);
+            assert_eq!(parsed.to_string().parse::<Cpus>(), Ok(parsed));
+        }
+        for (text, why) in [
+            ("", "is no list"),
+            ("a", "is no list"),
+            ("1,", "is no list"),
+            ("-1", "is no list"),
+            ("0-99999999", "is no list"),
+            ("3-1", "runs backwards"),
+            ("1,0-2", "names core 1 twice"),
+        ] {
+            let error = text.parse::<Cpus>().expect_err(text);
+            assert!(error.contains(why), "{error}");
         }
     }
 }

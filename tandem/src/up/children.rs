@@ -10,7 +10,7 @@ use super::{child::Spec, cores::Share};
 use crate::cli::{Cli, values::Device};
 
 /// Settings that `up` does not hand down: it computed them itself, or they are about `up`.
-const OWN: [&str; 7] = ["config", "model", "cache-dir", "served-model-name", "threads", "spin-us", "max-seq-len"];
+const OWN: [&str; 8] = ["config", "model", "cache-dir", "served-model-name", "threads", "cpus", "spin-us", "max-seq-len"];
 
 /// Everything that the children's command lines are made from.
 pub struct Recipe<'a> {
@@ -37,7 +37,7 @@ impl Recipe<'_> {
     }
 
     /// The attention worker of the coordinator at `control`.
-    pub fn attn(&self, control: &str, device: Device, share: Share) -> Spec {
+    pub fn attn(&self, control: &str, device: Device, share: &Share) -> Spec {
         let mut args = self.common("attn");
         push(&mut args, "max-seq-len", self.max_seq_len);
         join(&mut args, control, "attn", device, share);
@@ -45,7 +45,7 @@ impl Recipe<'_> {
     }
 
     /// The expert worker called `name`.
-    pub fn experts(&self, control: &str, name: &str, device: Device, share: Share) -> Spec {
+    pub fn experts(&self, control: &str, name: &str, device: Device, share: &Share) -> Spec {
         let mut args = self.common("experts");
         join(&mut args, control, name, device, share);
         Spec { name: name.into(), process: "tandem-experts", args }
@@ -69,11 +69,12 @@ impl Recipe<'_> {
     }
 }
 
-fn join(args: &mut Vec<OsString>, control: &str, name: &str, device: Device, share: Share) {
+fn join(args: &mut Vec<OsString>, control: &str, name: &str, device: Device, share: &Share) {
     push(args, "coordinator", control);
     push(args, "name", name);
     push(args, "device", device);
     push(args, "threads", share.threads);
+    push(args, "cpus", &share.cpus);
     push(args, "spin-us", share.spin_us);
 }
 
@@ -94,7 +95,7 @@ mod tests {
     use tandem_runtime::config;
 
     use super::*;
-    use crate::cli::{Command, values};
+    use crate::cli::{Command, values, values::Cpus};
 
     fn recipe_of(flags: &[&str], check: impl FnOnce(&Recipe<'_>)) {
         let argv: Vec<OsString> = ["tandem", "up"].iter().chain(flags).map(OsString::from).collect();
@@ -127,7 +128,7 @@ mod tests {
             "-1",
         ];
         recipe_of(&flags, |recipe| {
-            let share = Share { threads: 3, spin_us: 0 };
+            let share = &Share { threads: 3, cpus: Cpus::List(vec![2, 0, 1]), spin_us: 0 };
             let Command::Serve(serve) = parse(&recipe.serve()) else { panic!("serve") };
             assert_eq!((serve.http.port, serve.expert_workers, serve.http.max_logprobs), (0, 2, -1));
             assert_eq!((serve.model.dtype, serve.split.split), (values::Dtype::F32, values::Split::Ffn));
@@ -135,6 +136,7 @@ mod tests {
             let Command::Attn(attn) = parse(&recipe.attn("http://127.0.0.1:9", Device::Reference, share)) else { panic!("attn") };
             assert_eq!((attn.limits.kv_tokens, attn.limits.link, attn.compute.threads), (77, values::Link::Grpc, Some(3)));
             assert_eq!(attn.join.device, Device::Reference);
+            assert_eq!(attn.compute.cpus, share.cpus);
             assert_eq!((attn.join.coordinator.as_str(), attn.limits.max_seq_len), ("http://127.0.0.1:9", Some(100)));
             let mut spec = recipe.experts("http://127.0.0.1:9", "experts-1", Device::Cpu, share);
             set(&mut spec, "admin", "127.0.0.1:5");

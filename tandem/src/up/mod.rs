@@ -11,6 +11,6 @@ mod progress;
 mod restart;
 mod supervisor;
 
-pub use cores::attention as attention_share;
+pub use cores::spin_us;
 pub use plan::{available_memory, gib};
 pub use supervisor::run;

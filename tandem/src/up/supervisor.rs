@@ -3,8 +3,6 @@
 use std::{
     collections::BTreeMap,
     net::{SocketAddr, ToSocketAddrs as _},
-    num::NonZeroUsize,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -90,7 +88,7 @@ struct Prepared {
     /// Names and devices of the expert workers.
     experts: Vec<(String, Device)>,
     attn_share: Share,
-    experts_share: Share,
+    expert_shares: Vec<Share>,
 }
 
 /// Opens the checkpoint's headers and makes the plan, off the runtime's thread.
@@ -124,18 +122,8 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         cache_elem: if args.model.dtype == Dtype::F32 { 4 } else { 2 },
     };
     let plan = Plan::new(&checkpoint, &shards, limits, args.attn, &experts);
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let fixed = |share: Share| Share {
-        threads: args.compute.threads.unwrap_or(share.threads),
-        spin_us: args.compute.spin_us.unwrap_or(share.spin_us),
-    };
-    Ok(Prepared {
-        model,
-        plan,
-        attn_share: fixed(cores::attention(cores)),
-        experts_share: fixed(cores::experts(cores, args.split.split, experts.len())),
-        experts,
-    })
+    let (attn_share, expert_shares) = cores::shares(&args.compute, args.split.split, experts.len());
+    Ok(Prepared { model, plan, attn_share, expert_shares, experts })
 }
 
 /// Fails early, and with the holder's name, where the port is taken. The coordinator binds it a moment later.
@@ -187,9 +175,9 @@ impl Instance {
                         && !workers_started
                     {
                         workers_started = true;
-                        self.add(recipe.attn(&control, args.attn, prepared.attn_share))?;
-                        for (name, device) in &prepared.experts {
-                            self.add(recipe.experts(&control, name, *device, prepared.experts_share))?;
+                        self.add(recipe.attn(&control, args.attn, &prepared.attn_share))?;
+                        for ((name, device), share) in prepared.experts.iter().zip(&prepared.expert_shares) {
+                            self.add(recipe.experts(&control, name, *device, share))?;
                         }
                         self.announce_processes(args);
                     }

@@ -82,7 +82,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let checkpoint = Arc::new(checkpoint);
     match config.device.as_str() {
         "cpu" => {
-            let options = CpuOptions { threads: config.threads, ..CpuOptions::new(config.precision) };
+            let (threads, cpus) = (config.threads, config.cpus.clone());
+            let options = CpuOptions { threads, cpus, ..CpuOptions::new(config.precision) };
             let backend = Arc::new(CpuBackend::new(options)?);
             Worker::new(config, limits, checkpoint, backend, latch).run(shutdown).await
         }
@@ -216,7 +217,10 @@ impl<B: Backend> Worker<B> {
         // A receiver that is gone means that the process ends.
         let sink: Sink = Arc::new(move |events| drop(sender.send(events)));
         let (limits, pace) = (self.limits, Pace { prefill_chunk: self.config.prefill_chunk.unwrap_or(self.limits.max_rows) });
-        let make = move || Ok(Engine::new(Runner::new(Arc::new(model), hop, limits)?, pace, sink));
+        let make = move || {
+            model.backend().bind_thread();
+            Ok(Engine::new(Runner::new(Arc::new(model), hop, limits)?, pace, sink))
+        };
         let thread =
             thread::spawn(inbox, Arc::clone(&self.load), make).map_err(|e| Error::Thread(format!("the step thread cannot start: {e}")))?;
         Ok(Steps { mailbox, events, thread })

@@ -70,6 +70,7 @@ pub(super) async fn run(
         work: Notify::new(),
         stats,
     });
+    engine.bind_thread();
     for socket in sockets {
         let listener = match socket {
             Socket::Tcp(socket) => AnyListener::Tcp(TcpLinkListener::from_std(socket)?),
