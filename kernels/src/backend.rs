@@ -169,7 +169,7 @@ pub struct KdaParams {
     pub eps: f32,
 }
 
-/// Weights of a KDA mixer between its projections (model.md, KDA). All f32.
+/// Weights of a KDA mixer between its projections (docs/model.md, KDA). All f32.
 pub struct KdaWeights<B: Backend> {
     /// Depthwise taps `[3·H·Dh, conv]`: q, then k, then v channels.
     pub conv: B::Buf,

@@ -1,4 +1,4 @@
-//! How a matrix is stored, decided by the tensors that are present and never by what a config claims (checkpoints.md §3.2).
+//! How a matrix is stored, decided by the tensors that are present and never by what a config claims (docs/checkpoints.md §3.2).
 //!
 //! | tensors beside `X.weight` | format |
 //! |---|---|

@@ -99,7 +99,7 @@ fn a_release_stub_opens_and_its_parts_add_up() {
     assert_eq!((c.tensor_count(), c.file_count()), (76_108, 62));
     assert_eq!(c.skipped().iter().map(|s| s.tensors).sum::<usize>(), 347 + 22 + 3 * 288 + 3 * 288 + 4 + 3 + 3);
     let census = Census::of(&c);
-    // checkpoints.md §2.8, as published.
+    // docs/checkpoints.md §2.8, as published.
     for (part, bytes) in [
         (Part::Kda, 9_366_356_992),
         (Part::Mla, 1_476_710_400),

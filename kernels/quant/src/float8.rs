@@ -11,7 +11,7 @@ pub fn e4m3(byte: u8) -> f32 {
     if byte & 0x80 == 0 { value } else { -value }
 }
 
-/// GGUF's NVFP4 scale byte, halved because its code values are doubled: 0 and anything above 0x7E mean zero (checkpoints.md §5).
+/// GGUF's NVFP4 scale byte, halved because its code values are doubled: 0 and anything above 0x7E mean zero (docs/checkpoints.md §5).
 pub fn ue4m3_half(byte: u8) -> f32 {
     if byte == 0 || byte > 0x7E {
         return 0.0;

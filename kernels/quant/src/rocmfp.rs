@@ -1,5 +1,5 @@
 //! ROCmFP's mixed types 105 (3 bits) and 106 (2 bits): 32 elements, one meta byte per 16 of them, levels fixed or from a codebook that
-//! lies in a sidecar (checkpoints.md §5.1).
+//! lies in a sidecar (docs/checkpoints.md §5.1).
 //!
 //! | | 105 | 106 |
 //! |---|---|---|

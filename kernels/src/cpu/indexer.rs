@@ -1,4 +1,4 @@
-//! The indexer: pooled keys on append, scores and the partial top-k on select (model.md, Indexer), all in f32.
+//! The indexer: pooled keys on append, scores and the partial top-k on select (docs/model.md, Indexer), all in f32.
 //!
 //! Pooled keys lie `[dim][pool]` inside a page, so a vector holds one channel of LANES pools and a score needs no horizontal sum.
 

@@ -1,4 +1,4 @@
-//! The chunked form of the KDA recurrence, up to 16 tokens at a time (model.md, KDA).
+//! The chunked form of the KDA recurrence, up to 16 tokens at a time (docs/model.md, KDA).
 //!
 //! With G the running sum of log decays in the chunk, `K̃ = k⊙e^G`, `Q̃ = q⊙e^G`, `K̂ = k⊙e^−G`:
 //! `A = K̃K̂ᵀ` below the diagonal, `B = Q̃K̂ᵀ` on and below it, and

@@ -1,4 +1,4 @@
-//! mHC sites and the collapse of the streams (model.md, mHC), all in f32 whatever the precision.
+//! mHC sites and the collapse of the streams (docs/model.md, mHC), all in f32 whatever the precision.
 
 #![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
 

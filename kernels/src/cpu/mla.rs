@@ -1,4 +1,4 @@
-//! Sparse MLA attention in absorbed form (model.md, MLA): fold q through Wk, attend to the selected latents, go out through Wv.
+//! Sparse MLA attention in absorbed form (docs/model.md, MLA): fold q through Wk, attend to the selected latents, go out through Wv.
 //!
 //! | phase | item | what it reads |
 //! |---|---|---|

@@ -8,7 +8,7 @@
 //! | `buf`, `aligned`, `state` | what the opaque handles hold |
 //! | `decode`, `gemm`, `linear` | stored types → products of 1 … thousands of rows in one summation order |
 //! | `nn`, `rows` | activations by activations; loops over one row |
-//! | `mhc`, `kda`, `kda_chunk`, `mla`, `indexer`, `router`, `experts`, `sampler` | the ops of model.md |
+//! | `mhc`, `kda`, `kda_chunk`, `mla`, `indexer`, `router`, `experts`, `sampler` | the ops of docs/model.md |
 //!
 //! Decode is bound by memory: weights are read in their stored type straight from where the loader left them (a memory map), once per
 //! step for all rows; a head's KDA state passes the cache once. Sums run in one order per instruction set, whatever the rows, threads and

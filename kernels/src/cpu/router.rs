@@ -1,4 +1,4 @@
-//! The router's choice, given its logits (model.md, Router). Always in f32.
+//! The router's choice, given its logits (docs/model.md, Router). Always in f32.
 
 use super::{aligned::Aligned, buf::sized, isa::Kernel, simd::Simd};
 use crate::RouterParams;

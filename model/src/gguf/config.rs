@@ -1,7 +1,7 @@
 //! The model's keys of a GGUF header → the same `config.json` that the published checkpoint has, so that one validation serves both.
 //!
 //! Read are both spellings of the architecture (`glm5next`, `glm5-next`) and the early dialect whose KDA sizes stand under `ssm.*`;
-//! what a header leaves out (per-layer kinds, head widths) is taken from the tensors. Keys and defaults: checkpoints.md §4.1, §4.2.
+//! what a header leaves out (per-layer kinds, head widths) is taken from the tensors. Keys and defaults: docs/checkpoints.md §4.1, §4.2.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! GGUF tensor names → canonical names, and what the converter did to the values on the way (checkpoints.md §4.3).
+//! GGUF tensor names → canonical names, and what the converter did to the values on the way (docs/checkpoints.md §4.3).
 
 /// What a GGUF tensor is to us.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! ROCmFP's sidecars: the codebooks of tensors of types 105 (`p4mix`) and 106 (`gumix`), as a key of the file or a loose file beside it
-//! (checkpoints.md §5.1: the wire of the DS4 loader).
+//! (docs/checkpoints.md §5.1: the wire of the DS4 loader).
 //!
 //! Every count is checked before anything is allocated; trailing bytes, unknown surfaces, modes other than 0 and 1 and rotations are
 //! errors: a codebook is used exactly as written or not at all.

@@ -1,7 +1,7 @@
 //! The tokenizer keys of a GGUF header → the `tokenizer.json` that the published checkpoint has.
 //!
 //! GGUF cannot express two things, which are pinned for the `glm4` pre-tokenizer: its regular expression, and `ignore_merges` (a word
-//! that is a vocabulary entry is taken whole). checkpoints.md §4.6.
+//! that is a vocabulary entry is taken whole). docs/checkpoints.md §4.6.
 
 use std::path::Path;
 

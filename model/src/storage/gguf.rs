@@ -1,4 +1,4 @@
-//! GGUF: one file, or a numbered set of shards found from any of them (checkpoints.md §4.5).
+//! GGUF: one file, or a numbered set of shards found from any of them (docs/checkpoints.md §4.5).
 
 use std::path::{Path, PathBuf};
 

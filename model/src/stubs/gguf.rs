@@ -1,4 +1,4 @@
-//! GGUF stubs: the model's keys and tensors as a converter writes them (checkpoints.md §4.2, §4.3, §4.5, §4.6), in one file or several.
+//! GGUF stubs: the model's keys and tensors as a converter writes them (docs/checkpoints.md §4.2, §4.3, §4.5, §4.6), in one file or several.
 
 use std::{
     fs,

@@ -1,6 +1,6 @@
 //! The quantised mixes that publishers ship as GGUF: a type for each tensor.
 //!
-//! Of unsloth's UD-IQ1_S and UD-Q2_K_XL the numbers of tensors by type are published (checkpoints.md §4.7), and these two tables give exactly
+//! Of unsloth's UD-IQ1_S and UD-Q2_K_XL the numbers of tensors by type are published (docs/checkpoints.md §4.7), and these two tables give exactly
 //! them. Of the others the names are known; their tables follow the publisher's habits: stacked experts whose down differs from gate and
 //! up, layers that get more bits than the rest, small matrices in Q8_0 (unsloth) or F32 (llama.cpp's converter), and llama-quantize's
 //! fall-back types for rows that are no whole number of blocks.

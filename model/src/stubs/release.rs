@@ -1,6 +1,6 @@
 //! Safetensors releases: which tensors each has, and writing them as headers without data.
 //!
-//! Formats: checkpoints.md §2 (published names, FP8), §3.1 (ModelOpt NVFP4), §3.2 (other exports).
+//! Formats: docs/checkpoints.md §2 (published names, FP8), §3.1 (ModelOpt NVFP4), §3.2 (other exports).
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Scalar dequantisation of block-quantised types, bit-exact against ggml's reference (checkpoints.md §5).
+//! Scalar dequantisation of block-quantised types, bit-exact against ggml's reference (docs/checkpoints.md §5).
 //!
 //! | module | types |
 //! |---|---|
