@@ -11,15 +11,7 @@ use crate::engine::Engine;
 
 /// The model as the API serves it, under `name`.
 pub(crate) fn model(checkpoint: &Checkpoint, name: &str) -> Result<Model, TextError> {
-    let generation = checkpoint.generation();
-    Model::open(
-        checkpoint.dir(),
-        vec![name.to_owned()],
-        u32::try_from(checkpoint.geometry().vocab).unwrap_or(u32::MAX),
-        checkpoint.fingerprint().to_owned(),
-        generation.eos_token_ids.clone(),
-        defaults(generation),
-    )
+    Model::of(checkpoint, vec![name.to_owned()], defaults(checkpoint.generation()))
 }
 
 fn defaults(generation: &GenerationConfig) -> Defaults {

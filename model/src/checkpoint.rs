@@ -32,6 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
+    config_file: PathBuf,
     geometry: Geometry,
     generation: GenerationConfig,
     storage: Storage,
@@ -112,6 +113,7 @@ impl Checkpoint {
         let mut checkpoint = Self {
             dir,
             fp8_block: fp8_block(&config_path, &config)?,
+            config_file: config_path,
             geometry,
             generation,
             storage,
@@ -152,6 +154,11 @@ impl Checkpoint {
     /// The GGUF header with the model's and the tokenizer's keys, where this is a GGUF checkpoint.
     pub fn gguf(&self) -> Option<&gguf::Header> {
         self.storage.gguf.as_ref()
+    }
+
+    /// The file that the geometry came from: `config.json`, or the GGUF file with the model's keys.
+    pub fn config_file(&self) -> &Path {
+        &self.config_file
     }
 
     /// The folder (of a GGUF file: the one it is in).
@@ -263,8 +270,9 @@ impl Checkpoint {
                 let needed = format!("shape {:?} (from the config)", need.shape);
                 return Err(self.bad(layout.weight, &needed, &format!("{:?}", layout.shape)));
             }
-            if !need.matrix && layout.dtype.has_side_scales() {
-                return Err(self.bad(layout.weight, "BF16, F16 or F32: this tensor is no matrix", layout.dtype.name()));
+            if !need.matrix && layout.is_scaled() {
+                let got = format!("{} with scales beside it", layout.dtype);
+                return Err(self.bad(layout.weight, "plain values: this tensor is no matrix", &got));
             }
         }
         Ok(())

@@ -18,6 +18,7 @@
 //! | [`shard`] | [`Shard`]: layers × experts × a slice of the intermediate dimension |
 //! | [`resident`] | [`Resident`]: what the attention worker keeps for itself |
 //! | [`plan`] | [`ShardPlan`]: cutting the routed experts over workers, each cell exactly once |
+//! | [`title`] | what a checkpoint is called |
 //! | [`synthetic`] | hash-generated checkpoints of any geometry, for tests and benchmarks |
 //! | [`stubs`] | the published releases and quantised mixes as headers without data |
 //! | [`demo`] | the embedded demo checkpoint (feature `demo`) |
@@ -46,6 +47,7 @@ pub mod storage;
 pub mod stubs;
 pub mod synthetic;
 pub mod tensors;
+pub mod title;
 
 pub use checkpoint::Checkpoint;
 pub use error::ModelError;

@@ -7,7 +7,10 @@
 //! | `X.weight` U8, `X.weight_scale` U8 or E8M0 | MXFP4 |
 //! | `X.weight` F8, `X.weight_scale_inv` | FP8 in blocks: multiply |
 //! | `X.weight` F8, `X.weight_scale` F32/BF16 (one, or one a row), or E8M0 groups | FP8 per tensor or row, MXFP8 |
-//! | neither | floats, or a ggml type that carries its own scales (NVFP4 with a `.scale` beside it) |
+//! | `X.weight_packed` U8, `X.weight_scale` U8 or E8M0 | MXFP4 |
+//! | neither | floats, or a ggml type that carries its own scales; in GGUF perhaps with a `.scale` beside it (NVFP4) |
+//!
+//! Scales that no row of the table explains are an error: they would otherwise be left out.
 //!
 //! Neighbours: `checkpoint.rs` asks for layouts when it checks a folder and for matrices when workers load.
 
@@ -69,6 +72,11 @@ pub(crate) const SIDE_SUFFIXES: [&str; 9] = [
 ];
 
 impl Layout<'_> {
+    /// Whether something lies beside the elements.
+    pub fn is_scaled(&self) -> bool {
+        !matches!(self.scales, Side::None)
+    }
+
     /// All stored tensors that take part.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         let (a, b) = match &self.scales {
@@ -88,8 +96,15 @@ impl Checkpoint {
     pub(crate) fn layout(&self, name: &str) -> Result<Layout<'_>, ModelError> {
         let base = name.strip_suffix(".weight").unwrap_or(name);
         let side = |suffix: &str| self.entry(&format!("{base}{suffix}"));
-        if let (Some(packed), Some(groups), Some(global)) = (side(".weight_packed"), side(".weight_scale"), side(".weight_global_scale")) {
-            return self.nvfp4(packed, groups, global, true);
+        if let Some(packed) = side(".weight_packed") {
+            return match (side(".weight_scale"), side(".weight_global_scale")) {
+                (Some(groups), Some(global)) => self.nvfp4(packed, groups, global, true),
+                (Some(groups), None) if is_e8m0(groups) => self.groups(packed, groups, DType::Mxfp4Pairs, 2),
+                _ => {
+                    let needed = "scales beside it (F8_E4M3 weight_scale and weight_global_scale: NVFP4; U8 weight_scale: MXFP4)";
+                    Err(self.bad(packed, needed, "none"))
+                }
+            };
         }
         let weight = self.entry(name).ok_or_else(|| self.missing(name, "a tensor of this name"))?;
         let scale = side(".weight_scale");
@@ -115,10 +130,17 @@ impl Checkpoint {
                         "BF16, F16, F32, F8_E4M3 with scales, NVFP4, MXFP4, or a ggml type from Q4_0 to NVFP4 without TQ1_0 and TQ2_0";
                     self.bad(weight, needed, &stored.to_string())
                 })?;
+                if let Some(odd) = [scale, side(".weight_scale_inv"), side(".weight_scale_2")].into_iter().flatten().next() {
+                    let needed = format!("no scales beside a {dtype} weight ({})", weight.stored_name);
+                    return Err(self.bad(odd, &needed, "scales that nothing says how to apply"));
+                }
                 let scales = match (dtype, side(".scale")) {
-                    (DType::Nvfp4, Some(factor)) => Side::Factor(factor),
-                    (DType::RocmFp3Mix | DType::RocmFp2Mix, _) => Side::Codebook(self.codebook(weight, name, dtype)?),
-                    _ => Side::None,
+                    (DType::RocmFp3Mix | DType::RocmFp2Mix, None) => Side::Codebook(self.codebook(weight, name, dtype)?),
+                    (DType::RocmFp3Mix | DType::RocmFp2Mix, Some(factor)) => {
+                        return Err(self.bad(factor, &format!("no .scale beside a {dtype} tensor"), "one"));
+                    }
+                    (_, Some(factor)) => self.factor(weight, factor)?,
+                    (_, None) => Side::None,
                 };
                 if let Some(last) = weight.shape.last()
                     && dtype.row_bytes(*last).is_none()
@@ -129,6 +151,17 @@ impl Checkpoint {
                 Ok(Layout { weight, dtype, shape: weight.shape.clone(), scales })
             }
         }
+    }
+
+    /// GGUF's `.scale`: one factor, or one for each matrix of a stack.
+    fn factor<'a>(&self, weight: &Entry, factor: &'a Entry) -> Result<Side<'a>, ModelError> {
+        let count: usize = factor.shape.iter().product();
+        let members = if let [members, _, _] = *weight.shape { members } else { 1 };
+        if factor.stored.plain() != Some(DType::F32) || (count != 1 && count != members) {
+            let needed = if members == 1 { "one F32 factor".to_owned() } else { format!("one F32 factor, or one for each of {members} matrices") };
+            return Err(self.bad(factor, &needed, &format!("{} {:?}", factor.stored, factor.shape)));
+        }
+        Ok(Side::Factor(factor))
     }
 
     /// The codebook of a ROCmFP stack. One that is missing or does not fit is an error, never a fallback: the codes mean nothing without.
@@ -151,7 +184,7 @@ impl Checkpoint {
             return Err(self.bad(weight, &format!("rows of a multiple of 128 elements for {dtype}"), &format!("rows of {cols}")));
         }
         let kind = if dtype == DType::RocmFp3Mix { Kind::P4Mix } else { Kind::GuMix };
-        let codebook = self.codebooks().get(&(layer, surface)).filter(|c| c.levels.len() == c.shape[0]).ok_or_else(|| {
+        let codebook = self.codebooks().get(&(kind, layer, surface)).ok_or_else(|| {
             let needed =
                 format!("a codebook for layer {layer}, {surface:?} (key <arch>.{0}.sidecar, or a file FILE.gguf.{0}.bin)", kind.name());
             self.bad(weight, &needed, "none: without it the codes mean nothing")

@@ -1,4 +1,4 @@
-//! Finds the checkpoint to serve: the folder that was named, or the demo model that is built into the binary.
+//! Finds the checkpoint to serve: the folder or GGUF file that was named, or the demo model that is built into the binary.
 
 use std::{
     fs, io,
@@ -13,39 +13,52 @@ const DEMO_NAME: &str = "tandem-demo";
 /// A checkpoint on disk.
 #[derive(Clone, Debug)]
 pub struct Located {
-    /// Its folder.
+    /// Its folder, or its GGUF file.
     pub dir: PathBuf,
     /// Its name in the APIs.
     pub name: String,
 }
 
-/// Checks that the folder can be read, or unpacks the demo into the cache folder. `served` overrides the name.
+/// Checks that the folder or file can be read, or unpacks the demo into the cache folder. `served` overrides the name.
 ///
 /// # Errors
-/// When there is no such folder, it cannot be read, or the demo cannot be unpacked.
+/// When there is no such folder or file, it cannot be read, or the demo cannot be unpacked.
 pub fn locate(args: &ModelArgs, served: Option<&str>) -> Result<Located, Failure> {
     let (dir, name) = match &args.model {
         Some(dir) => {
-            check_folder(dir)?;
-            let full = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
-            let name = full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
-            (dir.clone(), name)
+            check(dir)?;
+            (dir.clone(), tandem_model::title::title(dir))
         }
         None => (unpack_demo(args.cache_dir.as_deref())?, DEMO_NAME.into()),
     };
     Ok(Located { dir, name: served.map_or(name, str::to_owned) })
 }
 
-fn check_folder(dir: &Path) -> Result<(), Failure> {
-    let shown = dir.display();
-    let problem = match fs::read_dir(dir) {
-        Ok(_) if dir.join("config.json").exists() => return Ok(()),
-        Ok(_) => format!("--model {shown}: there is no config.json in it; give the folder of a checkpoint (config.json and *.safetensors)"),
+fn check(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    let is_gguf = |path: &Path| path.extension().is_some_and(|e| e == "gguf");
+    if is_gguf(path) && path.is_file() {
+        return fs::File::open(path).map(drop).map_err(|error| Failure::config(format!("--model {shown}: {error}")));
+    }
+    let problem = match fs::read_dir(path) {
+        Ok(mut files) => {
+            if path.join("config.json").exists() || files.any(|file| file.is_ok_and(|file| is_gguf(&file.path()))) {
+                return Ok(());
+            }
+            format!(
+                "--model {shown}: there is no config.json and no .gguf file in it; give the folder of a checkpoint (config.json and *.safetensors) \
+             or a .gguf file"
+            )
+        }
         Err(error) => match error.kind() {
             io::ErrorKind::NotFound => {
-                format!("--model {shown}: no such folder; give the folder of a checkpoint, or leave --model out for the demo")
+                format!(
+                    "--model {shown}: no such file or folder; give a checkpoint's folder or .gguf file, or leave --model out for the demo"
+                )
             }
-            io::ErrorKind::NotADirectory => format!("--model {shown}: a file, not a folder; give the folder that it lies in"),
+            io::ErrorKind::NotADirectory => {
+                format!("--model {shown}: a file that is no .gguf; give a .gguf file, or the folder that safetensors lie in")
+            }
             io::ErrorKind::PermissionDenied => format!("--model {shown}: this user may not read it (permission denied)"),
             _ => format!("--model {shown}: {error}"),
         },
@@ -86,17 +99,21 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_cannot_be_served_are_named() {
+    fn what_cannot_be_served_is_named() {
         let root = std::env::temp_dir().join(format!("tandem-locate-{}", std::process::id()));
         fs::create_dir_all(root.join("empty")).expect("writable");
         fs::write(root.join("file"), "x").expect("writable");
-        for (path, needle) in [("none", "no such folder"), ("file", "a file, not a folder"), ("empty", "no config.json")] {
+        for (path, needle) in [("none", "no such file or folder"), ("file", "a file that is no .gguf"), ("empty", "no config.json")] {
             let failure = locate(&args(&root.join(path)), None).expect_err(path);
             assert!(failure.reason.contains(needle) && failure.reason.contains(path), "{failure}");
         }
         fs::write(root.join("empty/config.json"), "{}").expect("writable");
         assert_eq!(locate(&args(&root.join("empty")), None).expect("readable").name, "empty");
         assert_eq!(locate(&args(&root.join("empty")), Some("other")).expect("readable").name, "other");
+        fs::write(root.join("empty/Name-Q8_0-00001-of-00002.gguf"), "GGUF").expect("writable");
+        assert_eq!(locate(&args(&root.join("empty/Name-Q8_0-00001-of-00002.gguf")), None).expect("readable").name, "Name-Q8_0");
+        fs::remove_file(root.join("empty/config.json")).expect("there");
+        assert_eq!(locate(&args(&root.join("empty")), None).expect("readable").name, "empty");
         fs::remove_dir_all(root).expect("clean up");
     }
 }

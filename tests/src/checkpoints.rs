@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-use tandem_model::synthetic::{self, Preset};
+use tandem_model::synthetic::{self, Preset, Quantised};
 
 use crate::golden::fixtures;
 
@@ -22,8 +22,33 @@ pub fn tiny_b() -> &'static Path {
     DIR.get_or_init(|| written(Preset::TinyB, "tiny-b"))
 }
 
-/// Writes a preset into a folder that other test processes may want at the same time: made aside, then renamed.
+/// `tiny` or `tiny-b` as a quantised release stores it.
+pub fn twin(of: &Path, format: Quantised) -> PathBuf {
+    let name = format!("{}-{format:?}", of.file_name().unwrap().to_string_lossy());
+    made(&name, |dir| synthetic::write_twin(of, format, dir).unwrap())
+}
+
+/// A GGUF file of the reference data: kept in the repository, or (loudly skipped where it is not there) in `../shared/golden`.
+pub fn gguf(name: &str) -> Option<PathBuf> {
+    let file = format!("{name}.gguf");
+    let own = fixtures().join("gguf").join(&file);
+    let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/gguf").join(&file);
+    let found = [own, shared].into_iter().find(|path| path.exists());
+    if found.is_none() {
+        eprintln!("SKIPPED: no {file} in tests/fixtures/gguf or ../shared/golden/gguf");
+    }
+    found
+}
+
 fn written(preset: Preset, name: &str) -> PathBuf {
+    made(name, |dir| {
+        let tokenizer_files: Vec<PathBuf> = fs::read_dir(fixtures().join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        synthetic::write(preset, dir, &tokenizer_files).unwrap();
+    })
+}
+
+/// Makes a folder that other test processes may want at the same time: written aside, then renamed.
+fn made(name: &str, write: impl FnOnce(&Path)) -> PathBuf {
     let root = std::env::temp_dir().join(format!("tandem-test-checkpoints-{}", env!("CARGO_PKG_VERSION")));
     let dir = root.join(name);
     if dir.join("complete").exists() {
@@ -31,8 +56,7 @@ fn written(preset: Preset, name: &str) -> PathBuf {
     }
     fs::create_dir_all(&root).unwrap();
     let aside = tempfile::Builder::new().prefix(name).tempdir_in(&root).unwrap();
-    let tokenizer_files: Vec<PathBuf> = fs::read_dir(fixtures().join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
-    synthetic::write(preset, aside.path(), &tokenizer_files).unwrap();
+    write(aside.path());
     fs::write(aside.path().join("complete"), "").unwrap();
     if fs::rename(aside.path(), &dir).is_err() {
         assert!(dir.join("complete").exists(), "{} is incomplete: remove it", dir.display());

@@ -34,6 +34,11 @@ impl Golden {
         (tensor.shape().to_vec(), tensor.data().as_chunks::<4>().0.to_vec())
     }
 
+    /// Whether the file has a tensor: "lite" files leave out what larger ones have.
+    pub fn has(&self, key: &str) -> bool {
+        SafeTensors::deserialize(&self.bytes).expect("safetensors").tensor(key).is_ok()
+    }
+
     /// An I32 tensor, flat.
     pub fn ids(&self, key: &str) -> Vec<i32> {
         self.tensor(key, Dtype::I32).1.into_iter().map(i32::from_le_bytes).collect()

@@ -1,9 +1,9 @@
 //! What the routes share: the engine, the model's text side, and the settings.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tandem_model::Checkpoint;
 use tokio::sync::Semaphore;
 
 use super::ApiError;
@@ -68,7 +68,7 @@ impl Default for Defaults {
 /// Why the text side of a checkpoint could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// `tokenizer.json`.
+    /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// The chat template.
@@ -77,21 +77,13 @@ pub enum TextError {
 }
 
 impl Model {
-    /// Loads tokenizer and template of the checkpoint folder `dir`; the rest is as [`Model`]'s fields. A checkpoint without a
-    /// template is served without chat.
+    /// A model of a checkpoint, with its tokenizer and its template: the ids that end a sequence are the checkpoint's. One
+    /// without a template is served without chat.
     ///
     /// # Errors
-    /// Names the file that is missing or wrong.
-    pub fn open(
-        dir: &Path,
-        names: Vec<String>,
-        vocab: u32,
-        fingerprint: String,
-        eos_ids: Vec<u32>,
-        defaults: Defaults,
-    ) -> Result<Self, TextError> {
-        let tokenizer = Arc::new(Tokenizer::open(dir)?);
-        let template = match ChatTemplate::open(dir) {
+    /// Names the file or key that is missing or wrong.
+    pub fn of(checkpoint: &Checkpoint, names: Vec<String>, defaults: Defaults) -> Result<Self, TextError> {
+        let template = match ChatTemplate::of(checkpoint) {
             Ok(template) => Some(Arc::new(template)),
             Err(TemplateError::Absent) => {
                 tracing::warn!("{}", TemplateError::Absent);
@@ -99,7 +91,16 @@ impl Model {
             }
             Err(error) => return Err(error.into()),
         };
-        Ok(Self { names, created: unix_now(), fingerprint, vocab, eos_ids, defaults, tokenizer, template })
+        Ok(Self {
+            names,
+            created: unix_now(),
+            fingerprint: checkpoint.fingerprint().to_owned(),
+            vocab: u32::try_from(checkpoint.geometry().vocab).unwrap_or(u32::MAX),
+            eos_ids: checkpoint.generation().eos_token_ids.clone(),
+            defaults,
+            tokenizer: Arc::new(Tokenizer::of(checkpoint)?),
+            template,
+        })
     }
 
     /// The name used in answers.

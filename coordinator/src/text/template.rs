@@ -1,13 +1,14 @@
 //! Messages → prompt text with the checkpoint's own chat template, rendered as the reference renderer (Jinja2 in transformers) does.
 //!
 //! Row 2 of the life of one token; `tokenizer` turns the text into ids. The template comes from `chat_template.jinja`, else from
-//! the `chat_template` of `tokenizer_config.json` (a string, or a list of named ones).
+//! the `chat_template` of `tokenizer_config.json` (a string, or a list of named ones); of a GGUF file, from its `tokenizer.chat_template`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
+use tandem_model::{Checkpoint, gguf};
 
 use super::{json, strftime};
 
@@ -53,7 +54,8 @@ pub enum TemplateError {
     },
     /// The checkpoint ships no template.
     #[error(
-        "this checkpoint has no chat template (neither chat_template.jinja nor chat_template in tokenizer_config.json); use /v1/completions"
+        "this checkpoint has no chat template (neither chat_template.jinja nor chat_template in tokenizer_config.json, nor \
+         tokenizer.chat_template in a GGUF file); use /v1/completions"
     )]
     Absent,
 }
@@ -78,6 +80,15 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
+    /// The template of a checkpoint: from its GGUF file, or from its folder; [`TemplateError::Absent`] if it has none.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, TemplateError> {
+        let Some(header) = checkpoint.gguf() else { return Self::open(checkpoint.dir()) };
+        let source = gguf::tokenizer::chat_template(header).ok_or(TemplateError::Absent)?;
+        let tokens = gguf::tokenizer::named_tokens(header).into_iter();
+        let globals = tokens.map(|(name, token)| (name.to_owned(), Value::from(token))).collect();
+        Self::new(source, &format!("{}: tokenizer.chat_template", checkpoint.config_file().display()), globals)
+    }
+
     /// Loads the template of a checkpoint directory; [`TemplateError::Absent`] if it has none.
     pub fn open(dir: &Path) -> Result<Self, TemplateError> {
         let config_path = dir.join("tokenizer_config.json");

@@ -1,4 +1,4 @@
-//! Text → token ids with the checkpoint's `tokenizer.json`, and each id's exact bytes for the way back.
+//! Text → token ids with the checkpoint's `tokenizer.json` (or a GGUF file's tokenizer keys), and each id's exact bytes for the way back.
 //!
 //! Encoding is the `tokenizers` crate's. Decoding is our own table of bytes per id: a token may end inside a code point, and only bytes
 //! can be joined without loss (`detokenizer` turns them into text). The table follows the ByteLevel decoder, which every
@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tandem_model::{Checkpoint, ModelError, gguf};
 use tokenizers::DecoderWrapper;
 
 /// Why a tokenizer could not be loaded or a text not be encoded.
@@ -27,6 +28,9 @@ pub enum TokenizerError {
         /// What the parser said.
         message: String,
     },
+    /// The tokenizer keys of a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] ModelError),
     /// A decoder whose bytes per token we do not know.
     #[error("{path}: decoder is {got}, needed ByteLevel (byte-level BPE, as all glm5_next checkpoints have)")]
     Decoder {
@@ -57,6 +61,14 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a checkpoint: from its GGUF file, or from `tokenizer.json` in its folder.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, TokenizerError> {
+        let Some(header) = checkpoint.gguf() else { return Self::open(checkpoint.dir()) };
+        let path = checkpoint.config_file();
+        let json = gguf::tokenizer::tokenizer_json(path, header)?;
+        Self::from_bytes(json.to_string().as_bytes(), path)
+    }
+
     /// Loads `tokenizer.json` of a checkpoint directory.
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join("tokenizer.json");

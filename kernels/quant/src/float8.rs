@@ -1,14 +1,36 @@
-//! 8-bit floats: E4M3 weights and scales, UE4M3 (sign bit ignored) and E8M0 scales.
+//! 8-bit floats: E4M3 weights and scales, UE4M3 and E8M0 scales.
+//!
+//! | byte | E4M3 (safetensors) | UE4M3 (GGUF's NVFP4) | E8M0 beside elements | E8M0 in GGUF's MXFP4 blocks |
+//! |---|---|---|---|---|
+//! | 0x00 | 0 | 0 | 2⁻¹²⁷ (denormal) | 2⁻¹²⁷ (denormal) |
+//! | 0x01 | 2⁻⁹ (denormal) | 2⁻⁹ | 2⁻¹²⁶ | 2⁻¹²⁶ |
+//! | 0x7F | NaN | 0 | 1 | 1 |
+//! | 0x80 | −0 | 0 | 2 | 2 |
+//! | 0xFF | NaN | 0 | NaN | 2¹²⁸ over codes halved, as ggml has it |
 
 /// E4M3 in the "fn" form: no infinities, 0x7F and 0xFF are NaN, denormals below 2⁻⁶, largest value 448.
+#[inline]
 pub fn e4m3(byte: u8) -> f32 {
-    let magnitude = byte & 0x7F;
-    if magnitude == 0x7F {
-        return f32::NAN;
+    static TABLE: [f32; 256] = e4m3_table();
+    TABLE[byte as usize]
+}
+
+const fn e4m3_table() -> [f32; 256] {
+    let mut table = [0.0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (magnitude, exponent, mantissa) = (byte & 0x7F, (byte >> 3 & 15) as i32, (byte & 7) as f32);
+        let value = if magnitude == 0x7F {
+            f32::NAN
+        } else if exponent == 0 {
+            mantissa * pow2(-9)
+        } else {
+            (8.0 + mantissa) * pow2(exponent - 10)
+        };
+        table[byte] = if byte & 0x80 == 0 { value } else { -value };
+        byte += 1;
     }
-    let (exponent, mantissa) = (i32::from(magnitude >> 3), f32::from(magnitude & 7));
-    let value = if exponent == 0 { mantissa * pow2(-9) } else { (8.0 + mantissa) * pow2(exponent - 10) };
-    if byte & 0x80 == 0 { value } else { -value }
+    table
 }
 
 /// GGUF's NVFP4 scale byte, halved because its code values are doubled: 0 and anything above 0x7E mean zero (docs/checkpoints.md §5).
@@ -28,9 +50,14 @@ pub fn e8m0_half(byte: u8) -> f32 {
     }
 }
 
-/// 2^n for the exponents that 8-bit floats need.
-fn pow2(n: i32) -> f32 {
-    f32::from_bits(u32::try_from(127 + n).map_or(0, |e| e << 23))
+/// E8M0 as the OCP microscaling formats define it: 2^(byte − 127), 0xFF is NaN.
+pub fn e8m0(byte: u8) -> f32 {
+    if byte == 0xFF { f32::NAN } else { 2.0 * e8m0_half(byte) }
+}
+
+/// 2^n for the exponents that 8-bit floats need, all of them far from f32's own limits.
+const fn pow2(n: i32) -> f32 {
+    f32::from_bits(((127 + n) as u32) << 23)
 }
 
 #[cfg(test)]
@@ -57,5 +84,7 @@ mod tests {
             (e8m0_half(1), e8m0_half(2), e8m0_half(128), e8m0_half(255)),
             (2.0f32.powi(-126) / 2.0, 2.0f32.powi(-126), 1.0, 2.0f32.powi(127))
         );
+        assert_eq!((e8m0(0), e8m0(1), e8m0(127), e8m0(254)), (2.0f32.powi(-126) / 2.0, 2.0f32.powi(-126), 1.0, 2.0f32.powi(127)));
+        assert!(e8m0(255).is_nan());
     }
 }

@@ -207,18 +207,39 @@ impl MatrixSource {
         MatrixError::Cut { name: self.name.to_string(), axis, start: range.start, end: range.end, len, block, dtype: self.dtype }
     }
 
+    /// Whether the elements are floats that need nothing beside them: what kernels may read as they are.
+    pub fn is_plain(&self) -> bool {
+        self.dtype.is_float() && self.scales.is_none() && self.levels.is_none()
+    }
+
+    /// Bytes that the matrix occupies: its elements and its share of the scales beside them.
+    pub fn stored_bytes(&self) -> usize {
+        self.payload_bytes() + self.scales.as_ref().map_or(0, |scales| scales.bytes(self.rows, self.cols))
+    }
+
     /// Writes one row as f32, exactly.
     ///
     /// # Panics
     /// Where `row` is out of range or `out` is not `cols` long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "row of {}", self.name);
+        self.dequantize_run(row, 0, out);
+    }
+
+    /// Writes the elements from column `col` of one row on as f32, exactly. Both ends of the run fall on block boundaries.
+    ///
+    /// # Panics
+    /// Where the run is not inside of the matrix or cuts a block.
+    pub fn dequantize_run(&self, row: usize, col: usize, out: &mut [f32]) {
+        let (be, bb) = (self.dtype.block_elems(), self.dtype.block_bytes());
+        assert!(col.is_multiple_of(be), "column {col} of {} cuts a block of {be}", self.name);
+        let bytes = &self.row_bytes(row)[col / be * bb..][..out.len() / be * bb];
         match &self.levels {
-            Some(levels) => rocmfp::dequantize(self.dtype, levels, self.row_bytes(row), out),
-            None => self.dtype.dequantize(self.row_bytes(row), out),
+            Some(levels) => rocmfp::dequantize(self.dtype, levels, bytes, out),
+            None => self.dtype.dequantize(bytes, out),
         }
         if let Some(scales) = &self.scales {
-            scales.apply(self.row0 + row, self.col0, out);
+            scales.apply(self.row0 + row, self.col0 + col, out);
         }
     }
 
@@ -256,6 +277,11 @@ mod tests {
         assert_eq!(m.to_f32(), [0.0, 1.0, 20.0, 30.0, 4.0, 5.0, 60.0, 70.0, 800.0, 900.0, 10_000.0, 11_000.0]);
         let window = m.row_window(1..3).unwrap().col_window(1..4).unwrap();
         assert_eq!(window.to_f32(), [5.0, 60.0, 70.0, 900.0, 10_000.0, 11_000.0]);
+        let mut run = [0.0; 2];
+        window.dequantize_run(1, 1, &mut run);
+        assert_eq!(run, [10_000.0, 11_000.0]);
+        assert!(!window.is_plain() && matrix().is_plain());
+        assert_eq!((window.payload_bytes(), window.stored_bytes()), (24, 32));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub enum Scales {
         /// The tensor's factor (compressed-tensors stores its reciprocal: inverted by the loader).
         global: f32,
     },
-    /// MXFP4: an E8M0 factor (2^(byte − 127)) per 32 elements of a row.
+    /// MXFP4 and MXFP8: an E8M0 factor (2^(byte − 127), 0xFF is NaN) per 32 elements of a row.
     E8m0Groups {
         /// `[rows, cols / 32]`, row-major.
         bytes: SharedBytes,
@@ -59,7 +59,7 @@ impl Scales {
             }
             Self::E8m0Groups { bytes, stride } => {
                 let line = &bytes[row * stride..][..*stride];
-                &move |col| 2.0 * float8::e8m0_half(line[col / 32])
+                &move |col| float8::e8m0(line[col / 32])
             }
         };
         let run = self.run();
@@ -69,6 +69,17 @@ impl Scales {
             let f = factor(col0 + at);
             values[at..end].iter_mut().for_each(|v| *v *= f);
             at = end;
+        }
+    }
+
+    /// Bytes of the factors that `rows` rows of `cols` elements need (of a grid, the whole blocks that it takes).
+    pub fn bytes(&self, rows: usize, cols: usize) -> usize {
+        match self {
+            Self::Tensor(_) => 4,
+            Self::Row(_) => 4 * rows,
+            Self::Grid { block_rows, block_cols, .. } => 4 * rows.div_ceil(*block_rows) * cols.div_ceil(*block_cols),
+            Self::E4m3Groups { .. } => rows * cols.div_ceil(16) + 4,
+            Self::E8m0Groups { .. } => rows * cols.div_ceil(32),
         }
     }
 

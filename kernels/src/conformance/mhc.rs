@@ -20,14 +20,8 @@ struct Site {
 }
 
 impl Site {
-    fn new(n: &mut Noise, streams: usize, hidden: usize) -> Result<Self, String> {
-        let gates = streams * (streams + 2);
-        Ok(Self {
-            fn_: n.matrix(gates, streams * hidden)?,
-            base: n.values(gates, 0.0, 1.0),
-            scale: n.values(3, 1.0, 0.5),
-            norm: n.values(hidden, 1.0, 0.3),
-        })
+    fn new(n: &mut Noise, hidden: usize, fn_: MatrixSource) -> Self {
+        Self { base: n.values(fn_.rows(), 0.0, 1.0), scale: n.values(3, 1.0, 0.5), norm: n.values(hidden, 1.0, 0.3), fn_ }
     }
 
     fn load<B: Backend>(&self, rig: &Rig<'_, B>) -> Result<MhcWeights<B>, String> {
@@ -54,11 +48,18 @@ impl Mhc {
     /// Sizes that no matrix has.
     pub fn new(seed: u64, rows: usize, streams: usize, hidden: usize) -> Result<Self, String> {
         let mut n = Noise::new(seed);
+        let gates = streams * (streams + 2);
+        let sites = [n.matrix(gates, streams * hidden)?, n.matrix(gates, streams * hidden)?];
+        Ok(Self::of(&mut n, rows, streams, hidden, sites))
+    }
+
+    /// `streams` streams of width `hidden` with given `[N(N+2), N·D]` matrices of the two sites.
+    pub fn of(n: &mut Noise, rows: usize, streams: usize, hidden: usize, sites: [MatrixSource; 2]) -> Self {
         let (rms_eps, hc_eps) = (n.pick(&[1e-5, 1e-6]), n.pick(&[1e-6, 1e-3]));
         let params = MhcParams { streams, hidden, rms_eps, hc_eps, iters: n.pick(&[1, 2, 5, 20]) };
-        let sites = [Site::new(&mut n, streams, hidden)?, Site::new(&mut n, streams, hidden)?];
+        let sites = sites.map(|fn_| Site::new(n, hidden, fn_));
         let spread = n.pick(&[0.02, 1.0, 100.0]);
-        Ok(Self { rows, params, sites, streams: n.values(rows * streams * hidden, 0.0, spread), y: n.values(rows * hidden, 0.0, 1.0) })
+        Self { rows, params, sites, streams: n.values(rows * streams * hidden, 0.0, spread), y: n.values(rows * hidden, 0.0, 1.0) }
     }
 }
 

@@ -39,6 +39,13 @@ impl Attend {
         Ok(Self { seed, params, kv_b, width: n.between(1, 90), page_tokens: n.between(1, 64) })
     }
 
+    /// Heads of a given kv_b, `qk_dim` wide in q and k.
+    pub fn of(seed: u64, kv_b: MatrixSource, heads: usize, qk_dim: usize) -> Self {
+        let mut n = Noise::new(seed);
+        let params = MlaParams { heads, qk_dim, v_dim: kv_b.rows() / heads - qk_dim, latent: kv_b.cols() };
+        Self { seed, params, kv_b, width: n.between(1, 90), page_tokens: n.between(1, 64) }
+    }
+
     /// Ascending positions up to the row's own, −1 padded.
     fn selection(&self, place: &Place) -> Vec<i32> {
         let mut n = Noise::at(self.seed, &[place.content, place.pos, place.layer, 1]);

@@ -7,10 +7,12 @@
 //! | [`rig`] | a backend under test; rules of ops on rows: near the oracle, a batch of N is N singles bit for bit, NaN stays in its row |
 //! | [`sequences`] | rules of ops with state: any grouping near the oracle, the same chunks the same bits, forks and snapshots |
 //! | [`rows`], [`mhc`], [`router`], [`kda`], [`mla`], [`sample`], [`memory`] | the cases |
+//! | [`coded`] | the same over every quantised type |
 //!
 //! A check is a function of a backend and a seed, so a failure is named by two words and a property test is a loop over seeds. In tests:
 //! `conformance!(CpuBackend::new(..))` makes one test per check. At start, a device runs [`run_all`] over one seed before it serves.
 
+pub mod coded;
 pub mod kda;
 pub mod memory;
 pub mod mhc;
@@ -83,6 +85,7 @@ pub fn checks<B: Backend>() -> Vec<(&'static str, Check<B>)> {
         ("mla_state", |b, seed| with_rows(seed, |n, _| sequences::judge_state(b, &mla::Attend::new(n.seed())?, n))),
         ("index_state", |b, seed| with_rows(seed, |n, _| sequences::judge_state(b, &mla::Select::new(n.seed()), n))),
         ("sample", sample::judge),
+        ("coded", coded::judge),
     ]
 }
 
@@ -130,13 +133,13 @@ macro_rules! conformance {
     ($backend:expr) => {
         $crate::conformance!(
             $backend,
-            memory embed linear norm mhc mlp router experts kda mla_attend index_select kda_state mla_state index_state sample
+            memory embed linear norm mhc mlp router experts kda mla_attend index_select kda_state mla_state index_state sample coded
         );
 
         #[test]
         fn no_check_is_forgotten() {
             let names = ["memory", "embed", "linear", "norm", "mhc", "mlp", "router", "experts", "kda", "mla_attend", "index_select",
-                "kda_state", "mla_state", "index_state", "sample"];
+                "kda_state", "mla_state", "index_state", "sample", "coded"];
             fn of<B: $crate::Backend>(_: &B) -> Vec<&'static str> {
                 $crate::conformance::checks::<B>().into_iter().map(|c| c.0).collect()
             }

@@ -37,9 +37,14 @@ impl Linear {
         let mut n = Noise::new(seed);
         let parts = (0..parts).map(|_| (n.between(1, out), cols)).collect::<Vec<_>>();
         let parts = parts.into_iter().map(|(out, cols)| n.matrix(out, cols)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::of(&mut n, rows, parts))
+    }
+
+    /// A product of `rows` rows with given matrices of equal columns.
+    pub fn of(n: &mut Noise, rows: usize, parts: Vec<MatrixSource>) -> Self {
         let (col0, behind) = if n.coin() { (n.between(0, 9), n.between(0, 9)) } else { (0, 0) };
-        let stride = col0 + cols + behind;
-        Ok(Self { parts, stride, col0, rows, x: n.values(rows * stride, 0.1, 1.0) })
+        let stride = col0 + parts.first().map_or(0, MatrixSource::cols) + behind;
+        Self { parts, stride, col0, rows, x: n.values(rows * stride, 0.1, 1.0) }
     }
 }
 
@@ -144,7 +149,13 @@ impl Embed {
     pub fn new(seed: u64, rows: usize, vocab: usize, hidden: usize, streams: usize) -> Result<Self, String> {
         let mut n = Noise::new(seed);
         let table = n.matrix(vocab, hidden)?;
-        Ok(Self { table, tokens: (0..rows).map(|_| n.between(0, vocab - 1) as u32).collect(), streams })
+        Ok(Self::of(&mut n, rows, table, streams))
+    }
+
+    /// `rows` tokens of a given table.
+    pub fn of(n: &mut Noise, rows: usize, table: MatrixSource, streams: usize) -> Self {
+        let tokens = (0..rows).map(|_| n.between(0, table.rows() - 1) as u32).collect();
+        Self { table, tokens, streams }
     }
 }
 
@@ -244,15 +255,21 @@ impl Experts {
     /// Sizes that no matrix has.
     pub fn new(seed: u64, rows: usize, hidden: usize, width: usize, held: usize, k: usize) -> Result<Self, String> {
         let mut n = Noise::new(seed);
+        let experts = (0..held).map(|_| expert(&mut n, hidden, width)).collect::<Result<_, _>>()?;
+        Ok(Self::of(&mut n, rows, experts, k))
+    }
+
+    /// Given experts; rows choose `k` of some more.
+    pub fn of(n: &mut Noise, rows: usize, experts: Vec<ExpertSource>, k: usize) -> Self {
+        let (held, hidden) = (experts.len(), experts.first().map_or(0, |e| e.gate.cols()));
         let first = n.between(0, 5);
         let all = (first + held + n.between(0, 3)).max(k);
-        let experts = (0..held).map(|_| expert(&mut n, hidden, width)).collect::<Result<_, _>>()?;
         let mut ids: Vec<i32> = (0..rows).flat_map(|_| n.shuffled(all).into_iter().take(k).map(|e| e as i32).collect::<Vec<_>>()).collect();
         // one row that this shard has nothing for, and one unused place
         ids[(rows - 1) * k..].fill(-1);
         let limit = n.pick(&[None, Some(1.0)]);
         let (x, weights) = (n.values(rows * hidden, 0.0, 1.5), n.values(rows * k, 0.6, 0.2));
-        Ok(Self { rows, first: first as u32, experts, limit, x, k, ids, weights })
+        Self { rows, first: first as u32, experts, limit, x, k, ids, weights }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tandem_quant::MatrixSource;
 
-use super::{CpuBatch, CpuState, CpuWeight, decode::supported};
+use super::{CpuBatch, CpuState, CpuWeight, decode::lacking};
 use crate::{BackendError, IndexerParams};
 
 /// A weight that this backend has no kernel for.
@@ -10,13 +10,10 @@ pub(super) fn refused(m: &MatrixSource, reason: String) -> BackendError {
     BackendError::Weight { tensor: m.name().into(), reason }
 }
 
-/// Refuses types without a row decoder, and empty matrices.
+/// Refuses codes without what gives them their meaning, and empty matrices.
 pub(super) fn check_matrix(m: &MatrixSource) -> Result<(), BackendError> {
-    if !supported(m.dtype()) {
-        return Err(refused(m, format!("no CPU kernel for {}; F32, F16 and BF16 work", m.dtype())));
-    }
-    if m.scales().is_some() || m.levels().is_some() {
-        return Err(refused(m, format!("no CPU kernel for {} with scales or levels beside the elements", m.dtype())));
+    if let Some(what) = lacking(m) {
+        return Err(refused(m, format!("{} needs {what}, and none were given", m.dtype())));
     }
     if m.rows() == 0 || m.cols() == 0 {
         return Err(refused(m, format!("shape [{}, {}] is empty", m.rows(), m.cols())));

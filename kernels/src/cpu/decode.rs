@@ -1,18 +1,28 @@
 //! Row decoders: how the kernels read a stored type.
 //!
-//! A new [`DType`] needs one [`Decoder`]: how LANES consecutive elements become f32 lanes, or (for block types, `DIRECT = false`)
-//! how a run of elements is written to a buffer. The summation order of a product does not depend on which of the two ways a kernel
-//! takes: both give the same lanes the same elements.
+//! Floats ([`Lanes`]) are read as vectors straight from the stored bytes. Every other type, and every matrix with scales or levels beside
+//! its elements, is [`Coded`]: runs of whole blocks are dequantised to f32 and then take the same path as f32 weights, so the kernels are
+//! compiled once for all of them. The summation order of a product does not depend on the way taken: all give the same lanes the same
+//! elements.
 
 use tandem_quant::{DType, MatrixSource};
 
 use super::{isa::Kernel, simd::Simd};
 
-/// Reads elements of a stored row. Offsets are in elements from the row's start.
+/// Writes runs of a stored row as f32. Offsets are in elements from the row's start.
 pub(super) trait Decoder: Copy + Send + Sync {
-    /// [`Decoder::lanes`] is cheap: products of few rows read the stored bytes directly.
-    const DIRECT: bool;
+    /// Bytes from the row's start to element `k` (for prefetching).
+    fn byte_of(self, k: usize) -> usize;
 
+    /// Writes elements `k..k+out.len()` of a row as f32. `index` is the number of the row in its matrix, `row` its first byte.
+    ///
+    /// # Safety
+    /// The row holds at least `k + out.len()` elements.
+    unsafe fn run<S: Simd>(self, s: S, row: *const u8, index: usize, k: usize, out: &mut [f32]);
+}
+
+/// Reads vectors of a stored row as they are needed: products of few rows use the stored bytes directly.
+pub(super) trait Lanes: Decoder {
     /// LANES elements from `k` on.
     ///
     /// # Safety
@@ -24,9 +34,6 @@ pub(super) trait Decoder: Copy + Send + Sync {
     /// # Safety
     /// The row holds more than `k` elements.
     unsafe fn one(self, row: *const u8, k: usize) -> f32;
-
-    /// Bytes from the row's start to element `k` (for prefetching).
-    fn byte_of(self, k: usize) -> usize;
 
     /// Fewer than LANES elements from `k` on, zero padded.
     ///
@@ -43,12 +50,12 @@ pub(super) trait Decoder: Copy + Send + Sync {
         unsafe { s.load(pad.as_ptr()) }
     }
 
-    /// Writes elements `k..k+out.len()` as f32.
+    /// [`Decoder::run`] by vectors.
     ///
     /// # Safety
     /// The row holds at least `k + out.len()` elements.
     #[inline(always)]
-    unsafe fn run<S: Simd>(self, s: S, row: *const u8, k: usize, out: &mut [f32]) {
+    unsafe fn run_lanes<S: Simd>(self, s: S, row: *const u8, k: usize, out: &mut [f32]) {
         let n = out.len();
         let mut i = 0;
         while i + S::LANES <= n {
@@ -69,7 +76,18 @@ pub(super) trait Decoder: Copy + Send + Sync {
 pub(super) struct F32Row;
 
 impl Decoder for F32Row {
-    const DIRECT: bool = true;
+    #[inline(always)]
+    fn byte_of(self, k: usize) -> usize {
+        4 * k
+    }
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S, row: *const u8, _index: usize, k: usize, out: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_lanes(s, row, k, out) };
+    }
+}
+
+impl Lanes for F32Row {
     #[inline(always)]
     unsafe fn lanes<S: Simd>(self, s: S, row: *const u8, k: usize) -> S::V {
         // SAFETY: the caller's promise. Loads need no alignment.
@@ -80,10 +98,6 @@ impl Decoder for F32Row {
         // SAFETY: the caller's promise.
         f32::from_le_bytes(unsafe { row.add(4 * k).cast::<[u8; 4]>().read_unaligned() })
     }
-    #[inline(always)]
-    fn byte_of(self, k: usize) -> usize {
-        4 * k
-    }
 }
 
 /// Little-endian bf16.
@@ -91,7 +105,18 @@ impl Decoder for F32Row {
 pub(super) struct Bf16Row;
 
 impl Decoder for Bf16Row {
-    const DIRECT: bool = true;
+    #[inline(always)]
+    fn byte_of(self, k: usize) -> usize {
+        2 * k
+    }
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S, row: *const u8, _index: usize, k: usize, out: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_lanes(s, row, k, out) };
+    }
+}
+
+impl Lanes for Bf16Row {
     #[inline(always)]
     unsafe fn lanes<S: Simd>(self, s: S, row: *const u8, k: usize) -> S::V {
         // SAFETY: the caller's promise.
@@ -102,10 +127,6 @@ impl Decoder for Bf16Row {
         // SAFETY: the caller's promise.
         half::bf16::from_le_bytes(unsafe { row.add(2 * k).cast::<[u8; 2]>().read_unaligned() }).to_f32()
     }
-    #[inline(always)]
-    fn byte_of(self, k: usize) -> usize {
-        2 * k
-    }
 }
 
 /// Little-endian f16.
@@ -113,7 +134,18 @@ impl Decoder for Bf16Row {
 pub(super) struct F16Row;
 
 impl Decoder for F16Row {
-    const DIRECT: bool = true;
+    #[inline(always)]
+    fn byte_of(self, k: usize) -> usize {
+        2 * k
+    }
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S, row: *const u8, _index: usize, k: usize, out: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_lanes(s, row, k, out) };
+    }
+}
+
+impl Lanes for F16Row {
     #[inline(always)]
     unsafe fn lanes<S: Simd>(self, s: S, row: *const u8, k: usize) -> S::V {
         // SAFETY: the caller's promise.
@@ -124,16 +156,28 @@ impl Decoder for F16Row {
         // SAFETY: the caller's promise.
         half::f16::from_le_bytes(unsafe { row.add(2 * k).cast::<[u8; 2]>().read_unaligned() }).to_f32()
     }
+}
+
+/// Any stored type with whatever lies beside it, by [`MatrixSource::dequantize_run`].
+#[derive(Clone, Copy)]
+pub(super) struct Coded<'a>(pub(super) &'a MatrixSource);
+
+impl Decoder for Coded<'_> {
     #[inline(always)]
     fn byte_of(self, k: usize) -> usize {
-        2 * k
+        k / self.0.dtype().block_elems() * self.0.dtype().block_bytes()
+    }
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, _s: S, _row: *const u8, index: usize, k: usize, out: &mut [f32]) {
+        self.0.dequantize_run(index, k, out);
     }
 }
 
-/// Runs `$body` with `$d` bound to the decoder of `$dtype`. Types without one were refused when the weight was made.
-macro_rules! with_decoder {
-    ($dtype:expr, $d:ident => $body:expr) => {
-        match $dtype {
+/// Runs `$body` with `$d` bound to the [`Lanes`] of a matrix whose elements are plain floats, `$coded` for any other.
+macro_rules! with_lanes {
+    ($m:expr, $d:ident => $body:expr, else $coded:expr) => {
+        match $m.dtype() {
+            _ if !$m.is_plain() => $coded,
             tandem_quant::DType::F32 => {
                 let $d = $crate::cpu::decode::F32Row;
                 $body
@@ -146,15 +190,28 @@ macro_rules! with_decoder {
                 let $d = $crate::cpu::decode::F16Row;
                 $body
             }
-            other => unreachable!("no row decoder for {other}: `supported` refuses it"),
+            _ => $coded,
         }
     };
 }
-pub(super) use with_decoder;
+pub(super) use with_lanes;
 
-/// Whether there is a decoder for a type. Keep in step with [`with_decoder`].
-pub(super) fn supported(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+/// Why a matrix cannot be decoded although its bytes are there.
+pub(super) fn lacking(m: &MatrixSource) -> Option<&'static str> {
+    match m.dtype() {
+        dtype if dtype.has_side_scales() && m.scales().is_none() => Some("scales beside its elements"),
+        DType::RocmFp3Mix | DType::RocmFp2Mix if m.levels().is_none() => Some("the levels of its codes"),
+        _ => None,
+    }
+}
+
+/// Decodes elements `k..k+out.len()` of row `row`; block types from a block's start to a block's end.
+#[inline(always)]
+pub(super) fn decode_run<S: Simd>(s: S, m: &MatrixSource, row: usize, k: usize, out: &mut [f32]) {
+    let bytes = m.row_bytes(row);
+    assert!(k + out.len() <= m.cols(), "columns of {}", m.name());
+    // SAFETY: the row holds all columns.
+    with_lanes!(m, d => unsafe { d.run_lanes(s, bytes.as_ptr(), k, out) }, else m.dequantize_run(row, k, out));
 }
 
 /// Decodes a whole row.
@@ -168,9 +225,7 @@ impl Kernel for DecodeRow<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let bytes = self.m.row_bytes(self.row);
         assert_eq!(self.out.len(), self.m.cols(), "row of {}", self.m.name());
-        // SAFETY: the row holds all columns.
-        with_decoder!(self.m.dtype(), d => unsafe { d.run(s, bytes.as_ptr(), 0, self.out) });
+        decode_run(s, self.m, self.row, 0, self.out);
     }
 }

@@ -4,8 +4,8 @@
 //! turn, then the lanes are added in the fixed order of [`Simd::sum`]. So N rows equal N single rows bit for bit, and neither the
 //! tile shape, nor the blocking, nor the threads (which split outputs and rows, never the sum) can be seen in a result.
 //!
-//! Few rows read stored bytes straight into registers; more rows decode a panel of 8 weight rows once into L1 and run all rows over it,
-//! while the next panel is fetched. Neighbours: `decode.rs` (stored types), `linear.rs` (whole matrices over the pool), `nn.rs` (activations by activations).
+//! Few rows read stored floats straight into registers; more rows, and every quantised type, decode a panel of 8 weight rows once into L1
+//! and run all rows over it, while the next panel is fetched. Neighbours: `decode.rs` (stored types), `linear.rs` (whole matrices over the pool), `nn.rs` (activations by activations).
 
 #![allow(clippy::needless_range_loop, reason = "register tiles index several arrays by one constant range")]
 
@@ -15,7 +15,7 @@ use tandem_quant::MatrixSource;
 
 use super::{
     aligned::Aligned,
-    decode::{Decoder, F32Row, with_decoder},
+    decode::{Coded, Decoder, F32Row, Lanes, with_lanes},
     disjoint::Disjoint,
     isa::Kernel,
     simd::Simd,
@@ -83,7 +83,7 @@ impl Kernel for Product<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_decoder!(self.w.dtype(), d => product(s, d, self));
+        with_lanes!(self.w, d => product(s, d, self), else panels(s, Coded(self.w), self));
     }
 }
 
@@ -98,37 +98,67 @@ fn even(m: usize, most: usize) -> usize {
     m.div_ceil(m.div_ceil(most))
 }
 
+/// A product over stored floats: few rows read them directly.
 #[inline(always)]
-fn product<S: Simd, D: Decoder>(s: S, d: D, p: Product<'_>) {
-    let k = p.w.cols();
-    let stride = p.w.row_stride();
-    assert!(p.w_row0 + p.n <= p.w.rows(), "rows of {}", p.w.name());
+fn product<S: Simd, D: Lanes>(s: S, d: D, p: Product<'_>) {
+    if p.rows.len() > tile4::<S>() {
+        return panels(s, d, p);
+    }
     if p.n == 0 || p.rows.is_empty() {
         return;
     }
-    let bytes: &[u8] = p.w.data();
-    assert!(bytes.len() >= (p.w_row0 + p.n - 1) * stride + d.byte_of(k), "bytes of {}", p.w.name());
-    // Missing rows repeat the last one; what they give is dropped.
-    let row = |j: usize| bytes[(p.w_row0 + j.min(p.n - 1)) * stride..].as_ptr();
-    let strip = |n0: usize, most: usize| Strip { x: p.x, k, n: (p.n - n0).min(most), dest: Dest { col: p.dest.col + n0, ..p.dest } };
-    if D::DIRECT && p.rows.len() <= tile4::<S>() {
-        for n0 in (0..p.n).step_by(N) {
-            // SAFETY: each row holds k elements (asserted above).
-            unsafe { strip(n0, N).direct(s, d, p.rows.clone(), [row(n0), row(n0 + 1), row(n0 + 2), row(n0 + 3)]) };
-        }
+    let row = p.stored_rows(d);
+    for n0 in (0..p.n).step_by(N) {
+        // SAFETY: each row holds k elements (`stored_rows`).
+        unsafe { p.strip(n0, N).direct(s, d, p.rows.clone(), [row(n0), row(n0 + 1), row(n0 + 2), row(n0 + 3)]) };
+    }
+}
+
+/// A product over panels of decoded weights.
+#[inline(always)]
+fn panels<S: Simd, D: Decoder>(s: S, d: D, p: Product<'_>) {
+    if p.n == 0 || p.rows.is_empty() {
         return;
     }
+    let row = p.stored_rows(d);
     for n0 in (0..p.n).step_by(GROUP) {
-        let (mut w, mut next) = ([std::ptr::null(); GROUP], [std::ptr::null(); GROUP]);
+        let mut w = StoredRows { at: [std::ptr::null(); GROUP], index: [0; GROUP] };
+        let mut next = [std::ptr::null(); GROUP];
         for j in 0..GROUP {
-            w[j] = row(n0 + j);
+            w.at[j] = row(n0 + j);
+            w.index[j] = p.w_row0 + (n0 + j).min(p.n - 1);
             next[j] = row(n0 + GROUP + j);
         }
         for r in p.rows.clone().step_by(ROW_BLOCK) {
-            // SAFETY: each row holds k elements (asserted above).
-            unsafe { strip(n0, GROUP).panel(s, d, r..(r + ROW_BLOCK).min(p.rows.end), &w, &next, p.scratch) };
+            // SAFETY: each row holds k elements (`stored_rows`).
+            unsafe { p.strip(n0, GROUP).panel(s, d, r..(r + ROW_BLOCK).min(p.rows.end), &w, &next, &mut *p.scratch) };
         }
     }
+}
+
+impl<'a> Product<'a> {
+    /// Pointers to the weight rows, after a check that all of them hold `cols` elements. Missing rows repeat the last one; what they give
+    /// is dropped.
+    #[inline(always)]
+    fn stored_rows<D: Decoder>(&self, d: D) -> impl Fn(usize) -> *const u8 + use<'a, D> {
+        let (w, w_row0, n, stride) = (self.w, self.w_row0, self.n, self.w.row_stride());
+        assert!(w_row0 + n <= w.rows(), "rows of {}", w.name());
+        let bytes: &'a [u8] = w.data();
+        assert!(bytes.len() >= (w_row0 + n - 1) * stride + d.byte_of(w.cols()), "bytes of {}", w.name());
+        move |j: usize| bytes[(w_row0 + j.min(n - 1)) * stride..].as_ptr()
+    }
+
+    /// Outputs `n0..n0 + most` at most.
+    #[inline(always)]
+    fn strip(&self, n0: usize, most: usize) -> Strip<'a> {
+        Strip { x: self.x, k: self.w.cols(), n: (self.n - n0).min(most), dest: Dest { col: self.dest.col + n0, ..self.dest } }
+    }
+}
+
+/// The weight rows of a panel: where their bytes start, and their numbers in the matrix.
+struct StoredRows {
+    at: [*const u8; GROUP],
+    index: [usize; GROUP],
 }
 
 /// `dest[r, j] = x[r]·w[j]` for `m` rows of x and `n` rows of f32 activations `w`, both `k` long: scores, not weights.
@@ -167,7 +197,7 @@ impl Strip<'_> {
     /// # Safety
     /// Each `w` points to a row of `k` elements.
     #[inline(always)]
-    unsafe fn direct<S: Simd, D: Decoder>(self, s: S, d: D, rows: Range<usize>, w: [*const u8; N]) {
+    unsafe fn direct<S: Simd, D: Lanes>(self, s: S, d: D, rows: Range<usize>, w: [*const u8; N]) {
         let x = self.x_rows(&rows, 0);
         let mut sums = MaybeUninit::<[f32; SUMS]>::uninit();
         let sums: *mut f32 = sums.as_mut_ptr().cast();
@@ -181,14 +211,14 @@ impl Strip<'_> {
     /// A block of rows over panels of decoded weights. `next` are the weight rows after these, for prefetching.
     ///
     /// # Safety
-    /// Each `w` and `next` points to a row of `k` elements.
+    /// Each of `w` and `next` points to a row of `k` elements.
     #[inline(always)]
     unsafe fn panel<S: Simd, D: Decoder>(
         self,
         s: S,
         d: D,
         rows: Range<usize>,
-        w: &[*const u8; GROUP],
+        w: &StoredRows,
         next: &[*const u8; GROUP],
         scratch: &mut Aligned,
     ) {
@@ -203,10 +233,10 @@ impl Strip<'_> {
             let end = k0 + kc;
             for j in 0..used {
                 // SAFETY: the stored row holds `end` elements.
-                unsafe { d.run(s, w[j], k0, &mut panel[j * KC..j * KC + kc]) };
+                unsafe { d.run(s, w.at[j], w.index[j], k0, &mut panel[j * KC..j * KC + kc]) };
             }
             // While the tiles run, the lines of the next panel come in, some with each tile.
-            let ahead = if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, w, end..(end + KC).min(self.k)) };
+            let ahead = if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, &w.at, end..(end + KC).min(self.k)) };
             for (t, r) in rows.clone().step_by(step).enumerate() {
                 ahead.fetch(s, t, count);
                 let part = r..(r + step).min(rows.end);
@@ -308,7 +338,7 @@ struct TileArgs<'a> {
 /// # Safety
 /// `x[..m]` and `w` point to rows of at least `k` elements; `sums` has room for `[m][N]` vectors and holds them unless `fresh`.
 #[inline(always)]
-unsafe fn tiles<S: Simd, D: Decoder>(s: S, d: D, t: &TileArgs<'_>) {
+unsafe fn tiles<S: Simd, D: Lanes>(s: S, d: D, t: &TileArgs<'_>) {
     match t.m {
         1 => s.call(Tile::<D, 1>(d, t)),
         2 => s.call(Tile::<D, 2>(d, t)),
@@ -324,7 +354,7 @@ unsafe fn tiles<S: Simd, D: Decoder>(s: S, d: D, t: &TileArgs<'_>) {
 /// by [`tiles`] alone, whose caller promises what its pointers need.
 struct Tile<'a, D, const M: usize>(D, &'a TileArgs<'a>);
 
-impl<D: Decoder, const M: usize> Kernel for Tile<'_, D, M> {
+impl<D: Lanes, const M: usize> Kernel for Tile<'_, D, M> {
     type Out = ();
 
     #[inline(always)]

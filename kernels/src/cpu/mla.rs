@@ -12,7 +12,7 @@ use super::{
     Engine,
     aligned::Aligned,
     buf::{CpuBatch, CpuWeight},
-    decode::{Decoder, with_decoder},
+    decode::{Bf16Row, Lanes, decode_run},
     disjoint::Disjoint,
     gemm::{Dest, Product, Rows, dots},
     isa::Kernel,
@@ -62,10 +62,7 @@ impl Kernel for Fold<'_> {
                     if row < *out0 || row >= out0 + m.rows() {
                         continue;
                     }
-                    let bytes = m.row_bytes(row - out0);
-                    let to = &mut panel[i * FOLD_COLS..i * FOLD_COLS + self.cols];
-                    // SAFETY: the row holds all columns of the matrix, and col0 + cols is at most that.
-                    with_decoder!(m.dtype(), d => unsafe { d.run(s, bytes.as_ptr(), self.col0, to) });
+                    decode_run(s, m, row - out0, self.col0, &mut panel[i * FOLD_COLS..i * FOLD_COLS + self.cols]);
                 }
             }
             let start = if d0 == 0 { Start::Zero } else { Start::Keep };
@@ -110,7 +107,7 @@ impl Attend<'_> {
                 Latents::Bf16(v) => {
                     let row = &v[at..at + k];
                     // SAFETY: the row holds k elements of native (little-endian) bf16.
-                    unsafe { super::decode::Bf16Row.run(s, row.as_ptr().cast(), 0, to) };
+                    unsafe { Bf16Row.run_lanes(s, row.as_ptr().cast(), 0, to) };
                 }
             }
         }

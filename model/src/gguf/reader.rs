@@ -35,7 +35,7 @@ pub enum GgufError {
 
 impl GgufError {
     /// A [`GgufError::Field`].
-    pub(super) fn field(what: &str, needed: &str, got: &str) -> Self {
+    pub(crate) fn field(what: &str, needed: &str, got: &str) -> Self {
         Self::Field { what: what.to_owned(), needed: needed.to_owned(), got: got.to_owned() }
     }
 }

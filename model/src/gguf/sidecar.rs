@@ -31,16 +31,27 @@ pub struct Codebook {
     pub levels: Vec<Levels>,
 }
 
-/// All entries of a file's sidecars, by layer and surface.
-pub type Codebooks = BTreeMap<(u32, Surface), Codebook>;
+/// All entries of a file's sidecars, by kind, layer and surface.
+pub type Codebooks = BTreeMap<(Kind, u32, Surface), Codebook>;
 
 /// One kind of sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Type 105: down projections, books of 8, rotations (all 0).
     P4Mix,
     /// Type 106: any projection, books of 4.
     GuMix,
+}
+
+impl Surface {
+    /// The stack's name in a file, behind `blk.N.`.
+    pub const fn stack(self) -> &'static str {
+        match self {
+            Self::Gate => "ffn_gate_exps.weight",
+            Self::Up => "ffn_up_exps.weight",
+            Self::Down => "ffn_down_exps.weight",
+        }
+    }
 }
 
 impl Kind {
@@ -110,7 +121,7 @@ pub fn read(kind: Kind, bytes: &[u8], into: &mut Codebooks) -> Result<(), GgufEr
             },
         };
         let codebook = read_entry(kind, &mut r, &what)?;
-        if into.insert((layer, surface), codebook).is_some() {
+        if into.insert((kind, layer, surface), codebook).is_some() {
             return Err(GgufError::field(&what, "one entry per tensor", &format!("a second one for layer {layer}, {surface:?}")));
         }
     }
@@ -170,7 +181,7 @@ mod tests {
     fn entries_read_back_and_every_deviation_is_refused() {
         let mut all = Codebooks::new();
         read(Kind::P4Mix, &p4mix([0, 1], [0, 0]), &mut all).unwrap();
-        let entry = &all[&(7, Surface::Down)];
+        let entry = &all[&(Kind::P4Mix, 7, Surface::Down)];
         assert_eq!(entry.shape, [2, 64, 32]);
         assert_eq!(entry.levels[0], Levels::Fixed);
         let Levels::Books(books) = &entry.levels[1] else { panic!("mode 1 has books") };

@@ -18,6 +18,8 @@ const GLM4_SPLIT: &str = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[d
 const CONTROL: u64 = 3;
 /// Matched whole, but ordinary text when decoded (`<think>`, `<tool_call>` …).
 const USER_DEFINED: u64 = 4;
+/// Fills the vocabulary up to the embedding's rows (`[PAD154856]` …): no text at all.
+const UNUSED: u64 = 5;
 
 /// `tokenizer.json` as the `tokenizers` library reads it.
 ///
@@ -35,12 +37,16 @@ pub fn tokenizer_json(path: &Path, header: &Header) -> Result<Json, ModelError> 
     let mut vocab = serde_json::Map::with_capacity(tokens.len());
     let mut added = Vec::new();
     for (id, (token, kind)) in tokens.iter().zip(types).enumerate() {
-        vocab.insert((*token).to_owned(), id.into());
         let special = match kind.as_u64() {
-            Some(CONTROL) => true,
-            Some(USER_DEFINED) => false,
-            _ => continue,
+            Some(UNUSED) => continue,
+            Some(CONTROL) => Some(true),
+            Some(USER_DEFINED) => Some(false),
+            _ => None,
         };
+        if let Some(first) = vocab.insert((*token).to_owned(), id.into()) {
+            return Err(k.error("tokens", "each token once", format!("{token:?} as {first} and as {id}")));
+        }
+        let Some(special) = special else { continue };
         added.push(json!({
             "id": id, "content": token, "special": special,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
@@ -77,6 +83,26 @@ pub fn tokenizer_json(path: &Path, header: &Header) -> Result<Json, ModelError> 
 /// The chat template, where the file has one.
 pub fn chat_template(header: &Header) -> Option<&str> {
     header.get("tokenizer.chat_template")?.as_str()
+}
+
+/// The tokens that a template may name, as `tokenizer_config.json` calls them: `("bos_token", "[gMASK]")` …
+pub fn named_tokens(header: &Header) -> Vec<(&'static str, &str)> {
+    const NAMES: [(&str, &str); 7] = [
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("pad_token", "padding"),
+        ("unk_token", "unknown"),
+        // Spelled so by every writer.
+        ("sep_token", "seperator"),
+        ("cls_token", "cls"),
+        ("mask_token", "mask"),
+    ];
+    let tokens = header.get("tokenizer.ggml.tokens").and_then(Value::as_array).unwrap_or_default();
+    let token = |key: &str| {
+        let id = header.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64()?;
+        tokens.get(usize::try_from(id).ok()?)?.as_str()
+    };
+    NAMES.iter().filter_map(|(name, key)| Some((*name, token(key)?))).collect()
 }
 
 struct Keys<'a> {

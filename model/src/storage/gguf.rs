@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{Entry, Reach, Storage, Stored, files_in, map};
 use crate::{
     ModelError,
-    gguf::{Header, TensorInfo, Value, config::ARCHITECTURES, sidecar},
+    gguf::{GgufError, Header, TensorInfo, Value, config::ARCHITECTURES, sidecar},
 };
 
 /// Names of types that exist and are not read, for messages.
@@ -75,7 +75,21 @@ impl Storage {
             let (needed, got) = (format!("{wanted} tensors in all shards (split.tensors.count)"), total.to_string());
             return Err(ModelError::File { path: paths[0].clone(), needed, got });
         }
-        storage.sort()
+        let storage = storage.sort()?;
+        storage.check_codebooks(&paths[0])?;
+        Ok(storage)
+    }
+
+    /// Every codebook belongs to a stack of experts that is there.
+    fn check_codebooks(&self, path: &Path) -> Result<(), ModelError> {
+        for (kind, layer, surface) in self.codebooks.keys() {
+            let stack = format!("blk.{layer}.{}", surface.stack());
+            if self.entries.binary_search_by(|e| e.stored_name.as_str().cmp(&stack)).is_err() {
+                let source = GgufError::field(kind.name(), &format!("the tensor {stack} for its entry"), "none in any shard");
+                return Err(ModelError::Gguf { path: path.to_owned(), source });
+            }
+        }
+        Ok(())
     }
 
     /// Codebooks under either spelling of the architecture's key, or in loose files beside the shard.
@@ -130,7 +144,7 @@ fn entry(file: usize, data_start: u64, info: &TensorInfo) -> Entry {
 }
 
 /// `prefix`, number and count of `prefix-00001-of-00003.gguf`.
-fn numbered(name: &str) -> Option<(&str, u64, u64)> {
+pub(crate) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (prefix, no) = rest.rsplit_once('-')?;

@@ -10,10 +10,12 @@
 //! | [`config`] | sizes: presets and random small ones |
 //! | [`recipe`] | which tensors there are and how each is filled |
 //! | `write` | safetensors files in a stream |
+//! | [`twin`] | the same in FP8, NVFP4 or MXFP4 |
 
 pub mod config;
 pub mod hash;
 pub mod recipe;
+pub mod twin;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ use std::path::{Path, PathBuf};
 use tandem_quant::DType;
 
 pub use config::{Preset, TextConfig, layers};
+pub use twin::{Quantised, write_twin};
 
 use crate::ModelError;
 

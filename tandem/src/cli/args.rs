@@ -40,7 +40,7 @@ pub struct CommonArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// Folder with config.json and *.safetensors; the built-in demo model if not given
+    /// Folder with config.json and *.safetensors, or a GGUF file (any shard of a set); the built-in demo model if not given
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Where the demo model is unpacked [default: $XDG_CACHE_HOME/tandem or ~/.cache/tandem]

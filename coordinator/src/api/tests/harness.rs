@@ -11,7 +11,7 @@ use crate::api::{ApiParts, Defaults, Model, Options, router, serve};
 use crate::engine::{
     Engine, Finish, GenerateRequest, GenerationEvent, Limits, PromptPosition, ScriptedGeneration, ScriptedWorker, TokenEvent, TokenLogprob,
 };
-use crate::text::fixtures::{byte_token, demo_dir};
+use crate::text::fixtures::{byte_token, demo_template, demo_tokenizer};
 
 pub const LIMIT: u32 = 4096;
 pub const EOS: [u32; 3] = [1490, 1497, 1499];
@@ -25,10 +25,19 @@ pub async fn server_with(edit: impl FnOnce(&mut ApiParts)) -> (SocketAddr, Scrip
 pub async fn server_within(limits: Limits, edit: impl FnOnce(&mut ApiParts)) -> (SocketAddr, ScriptedWorker) {
     let (engine, worker) = Engine::scripted(limits);
     let defaults = Defaults { top_p: 0.95, ..Defaults::default() };
-    let model = Model::open(&demo_dir(), vec!["demo".into(), "org/alias".into()], 1536, "abcdef0123456789".into(), EOS.to_vec(), defaults);
+    let model = Model {
+        names: vec!["demo".into(), "org/alias".into()],
+        created: 1,
+        fingerprint: "abcdef0123456789".into(),
+        vocab: 1536,
+        eos_ids: EOS.to_vec(),
+        defaults,
+        tokenizer: demo_tokenizer(),
+        template: Some(Arc::new(demo_template())),
+    };
     let mut parts = ApiParts {
         engine,
-        model: model.unwrap(),
+        model,
         options: Options::default(),
         metrics: Some(Arc::new(|| "# HELP x y\n".to_owned())),
         stuck: None,
