@@ -158,7 +158,8 @@ impl Checkpoint {
         let count: usize = factor.shape.iter().product();
         let members = if let [members, _, _] = *weight.shape { members } else { 1 };
         if factor.stored.plain() != Some(DType::F32) || (count != 1 && count != members) {
-            let needed = if members == 1 { "one F32 factor".to_owned() } else { format!("one F32 factor, or one for each of {members} matrices") };
+            let needed =
+                if members == 1 { "one F32 factor".to_owned() } else { format!("one F32 factor, or one for each of {members} matrices") };
             return Err(self.bad(factor, &needed, &format!("{} {:?}", factor.stored, factor.shape)));
         }
         Ok(Side::Factor(factor))

@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use sha2::{Digest, Sha256};
-use tandem_model::synthetic::{self, Preset};
+use tandem_model::synthetic::{self, Preset, Quantised, write_twin};
 
 /// SHA-256 of each weight file of the reference checkpoints.
 const FILES: [(Preset, &str, [&str; 3]); 2] = [
@@ -28,6 +28,34 @@ const FILES: [(Preset, &str, [&str; 3]); 2] = [
     ),
 ];
 
+/// SHA-256 of the quantised shards of the reference twins.
+const TWINS: [(Preset, Quantised, usize, &str); 6] = [
+    (Preset::Tiny, Quantised::Fp8, 2, "d83c4d2b9f685b7082cad886b31823864ac78a8d4299818ee78ed83bd3e9f03c"),
+    (Preset::Tiny, Quantised::Fp8, 3, "a1445cce9612ae738108f0e3eee4ae435e6d51a6e38ecb57ce328bbe69a838c7"),
+    (Preset::Tiny, Quantised::Nvfp4, 3, "62933ac56677e714d44b9f8c6623f4b6ababda667a7bd1e2ba15a806a2581ddd"),
+    (Preset::TinyB, Quantised::Fp8, 2, "0119b7a3db96fbff309e7a1a98e3e1bdab265df56e83fd6aadc277fe66613fdf"),
+    (Preset::TinyB, Quantised::Fp8, 3, "7d1b0b8f1f586f9bfd6842f5e4c92b6ca72e3746048d0cf26f0006750a5df8aa"),
+    (Preset::TinyB, Quantised::Nvfp4, 3, "ff8f3df0227ffe40913cfcb772d54da23319d25b4d81bae408e63abeb01e88ec"),
+];
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn twins_are_bit_identical() {
+    let dir = tempfile::tempdir().unwrap();
+    for (preset, format, shard, sum) in TWINS {
+        let (plain, twin) = (dir.path().join(format!("{preset:?}")), dir.path().join(format!("{preset:?}-{format:?}")));
+        if !twin.exists() {
+            synthetic::write(preset, &plain, &[]).unwrap();
+            write_twin(&plain, format, &twin).unwrap();
+        }
+        let bytes = fs::read(twin.join(format!("model-{shard:05}-of-00003.safetensors"))).unwrap();
+        assert_eq!(sha256(&bytes), sum, "{preset:?} in {format:?}, shard {shard}");
+    }
+}
+
 #[test]
 fn presets_are_bit_identical() {
     for (preset, name, sums) in FILES {
@@ -40,8 +68,7 @@ fn presets_are_bit_identical() {
         for (i, sum) in sums.iter().enumerate() {
             let file = format!("model-{:05}-of-00003.safetensors", i + 1);
             let bytes = fs::read(dir.path().join(&file)).unwrap();
-            let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-            assert_eq!(digest, *sum, "{name}/{file}");
+            assert_eq!(sha256(&bytes), *sum, "{name}/{file}");
             if golden.is_dir() {
                 assert!(fs::read(golden.join(&file)).unwrap() == bytes, "{name}/{file}");
             }

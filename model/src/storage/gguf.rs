@@ -131,16 +131,15 @@ fn entry(file: usize, data_start: u64, info: &TensorInfo) -> Entry {
     // Checked by `check_extents`: the end lies inside of the file; types that are not read have no known size.
     let start = usize::try_from(data_start + info.offset).unwrap_or(usize::MAX);
     let bytes = info.bytes().and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
-    // Some writers pad vectors and convolutions with leading dimensions of one.
-    let ones = info.shape.iter().take_while(|n| **n == 1).count().min(info.shape.len() - 1);
-    let keep = if info.name.ends_with(".ssm_a") || info.shape.len() == 4 { ones } else { 0 };
-    Entry {
-        stored_name: info.name.clone(),
-        file,
-        stored: Stored::Ggml(info.ggml_type),
-        shape: info.shape[keep..].to_vec(),
-        range: start..start.saturating_add(bytes),
+    // Some writers pad convolutions with leading dimensions of one, and A_log with one on either side.
+    let mut shape = info.shape.clone();
+    while shape.len() > 1 && shape[0] == 1 && (shape.len() == 4 || info.name.ends_with(".ssm_a")) {
+        shape.remove(0);
     }
+    if info.name.ends_with(".ssm_a") && shape.len() == 2 && shape[1] == 1 {
+        shape.pop();
+    }
+    Entry { stored_name: info.name.clone(), file, stored: Stored::Ggml(info.ggml_type), shape, range: start..start.saturating_add(bytes) }
 }
 
 /// `prefix`, number and count of `prefix-00001-of-00003.gguf`.

@@ -46,7 +46,10 @@ impl Quantised {
             Self::Fp8 => {
                 let (codes, grid) = fp8(values, rows, cols);
                 let shape = vec![rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)];
-                vec![named("weight", Stored::new(Dtype::F8_E4M3, vec![rows, cols], codes)), named("weight_scale_inv", Stored::f32(shape, &grid))]
+                vec![
+                    named("weight", Stored::new(Dtype::F8_E4M3, vec![rows, cols], codes)),
+                    named("weight_scale_inv", Stored::f32(shape, &grid)),
+                ]
             }
             Self::Nvfp4 | Self::Nvfp4Packed => {
                 let (codes, groups, global) = nvfp4(values);
