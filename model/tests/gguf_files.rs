@@ -48,7 +48,7 @@ fn sets_that_do_not_belong_together() {
     let total = |s: &mut Vec<Gguf>| {
         s.iter_mut().for_each(|s| {
             s.set("split.tensors.count", I32, u32s(&[7]));
-        })
+        });
     };
     refused(&total, 1, &["needed 7 tensors in all shards (split.tensors.count)"]);
     let twice = |s: &mut Vec<Gguf>| {

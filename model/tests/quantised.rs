@@ -203,7 +203,12 @@ fn what_cannot_be_read_is_refused_by_name() {
     // Scales that nothing asks for would be left out.
     let router = "model.language_model.layers.1.mlp.gate";
     let stray = |t: &mut Tensors| drop(t.insert(format!("{router}.weight_scale"), (Dtype::F32, vec![1], 2f32.to_le_bytes().to_vec())));
-    refused(Quantised::Fp8, 1, &stray, &["gate.weight_scale", "needed no scales beside a BF16 weight", "scales that nothing says how to apply"]);
+    refused(
+        Quantised::Fp8,
+        1,
+        &stray,
+        &["gate.weight_scale", "needed no scales beside a BF16 weight", "scales that nothing says how to apply"],
+    );
     // A norm is no matrix.
     let norm = "model.language_model.layers.1.input_layernorm";
     let quantised_norm = |t: &mut Tensors| {

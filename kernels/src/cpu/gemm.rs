@@ -236,7 +236,8 @@ impl Strip<'_> {
                 unsafe { d.run(s, w.at[j], w.index[j], k0, &mut panel[j * KC..j * KC + kc]) };
             }
             // While the tiles run, the lines of the next panel come in, some with each tile.
-            let ahead = if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, &w.at, end..(end + KC).min(self.k)) };
+            let ahead =
+                if end == self.k { Ahead::new(d, next, 0..self.k.min(KC)) } else { Ahead::new(d, &w.at, end..(end + KC).min(self.k)) };
             for (t, r) in rows.clone().step_by(step).enumerate() {
                 ahead.fetch(s, t, count);
                 let part = r..(r + step).min(rows.end);

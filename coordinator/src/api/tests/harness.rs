@@ -35,13 +35,8 @@ pub async fn server_within(limits: Limits, edit: impl FnOnce(&mut ApiParts)) -> 
         tokenizer: demo_tokenizer(),
         template: Some(Arc::new(demo_template())),
     };
-    let mut parts = ApiParts {
-        engine,
-        model,
-        options: Options::default(),
-        metrics: Some(Arc::new(|| "# HELP x y\n".to_owned())),
-        stuck: None,
-    };
+    let mut parts =
+        ApiParts { engine, model, options: Options::default(), metrics: Some(Arc::new(|| "# HELP x y\n".to_owned())), stuck: None };
     edit(&mut parts);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
