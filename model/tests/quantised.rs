@@ -102,7 +102,7 @@ fn every_nvfp4_code_and_scale_byte_has_its_value() {
     edit(&dir, 3, |t| {
         // Each group of 16 elements has all codes in order, and group g the scale byte g.
         let bytes = &mut t.get_mut(&format!("{EXPERT}.weight")).unwrap().2;
-        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (2 * (i % 8) | (2 * (i % 8) + 1) << 4) as u8);
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = ((2 * (i % 8)) | ((2 * (i % 8) + 1) << 4)) as u8);
         t.get_mut(&format!("{EXPERT}.weight_scale")).unwrap().2.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
         t.get_mut(&format!("{EXPERT}.weight_scale_2")).unwrap().2 = 0.25f32.to_le_bytes().to_vec();
     });
