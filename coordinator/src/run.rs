@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -234,9 +235,11 @@ impl Drop for Background {
     }
 }
 
-/// The name asked for, or the checkpoint's own.
+/// The name asked for, or the folder's.
 fn served_name(config: &Config) -> String {
-    config.served_model_name.clone().unwrap_or_else(|| tandem_model::title::title(&config.model))
+    let folder = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let canonical: Option<PathBuf> = config.model.canonicalize().ok();
+    config.served_model_name.clone().or_else(|| folder(&config.model)).or_else(|| folder(&canonical?)).unwrap_or_else(|| "model".into())
 }
 
 /// New per process start, and never 0.
