@@ -14,7 +14,10 @@ use crate::core::{Core, Outlet};
 use crate::engine::Limits;
 use crate::membership::{Change, Membership, SessionId, Strictness, Terms};
 use crate::scheduler::WorkerId;
+use crate::stats;
 use crate::telemetry;
+
+mod describe;
 
 /// A member's control.v1 stream.
 pub(crate) struct Session {
@@ -23,6 +26,12 @@ pub(crate) struct Session {
     pub(crate) drain: watch::Receiver<Option<wire::Drain>>,
     /// Cancelled when the stream must end.
     pub(crate) closed: CancellationToken,
+}
+
+/// The coordinator's hold on a member's control.v1 stream.
+struct Stream {
+    closed: CancellationToken,
+    drain: watch::Sender<Option<wire::Drain>>,
 }
 
 /// An attention worker's attn.v1 stream.
@@ -44,12 +53,15 @@ struct Attached {
 struct Busy {
     at: Duration,
     seconds: f64,
+    share: Option<f64>,
 }
 
 struct State {
     membership: Membership,
     next_session: u64,
-    sessions: HashMap<SessionId, CancellationToken>,
+    sessions: HashMap<SessionId, Stream>,
+    /// What members that join from now on are told at once.
+    drain: Option<wire::Drain>,
     attached: HashMap<String, Attached>,
     busy: HashMap<String, Busy>,
 }
@@ -59,7 +71,6 @@ pub(crate) struct Cluster {
     core: Arc<Core>,
     state: Mutex<State>,
     routes: watch::Sender<wire::RouteTable>,
-    drain: watch::Sender<Option<wire::Drain>>,
 }
 
 impl Cluster {
@@ -67,8 +78,9 @@ impl Cluster {
         let membership = Membership::new(terms);
         let routes = watch::Sender::new(membership.routes().clone());
         telemetry::route_table(membership.routes().version);
-        let state = State { membership, next_session: 1, sessions: HashMap::new(), attached: HashMap::new(), busy: HashMap::new() };
-        Self { core, state: Mutex::new(state), routes, drain: watch::Sender::new(None) }
+        let state =
+            State { membership, next_session: 1, sessions: HashMap::new(), drain: None, attached: HashMap::new(), busy: HashMap::new() };
+        Self { core, state: Mutex::new(state), routes }
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -87,9 +99,11 @@ impl Cluster {
         let shards: Vec<u32> = accept.shards.iter().map(|shard| shard.id).collect();
         tracing::info!(worker = name, pid, device, version, ?shards, "worker joined");
         let closed = CancellationToken::new();
-        state.sessions.insert(id, closed.clone());
+        let drain = watch::Sender::new(state.drain.clone());
+        let told = drain.subscribe();
+        state.sessions.insert(id, Stream { closed: closed.clone(), drain });
         self.carry_out(&mut state);
-        Ok((accept, Session { id, routes: self.routes.subscribe(), drain: self.drain.subscribe(), closed }))
+        Ok((accept, Session { id, routes: self.routes.subscribe(), drain: told, closed }))
     }
 
     /// A member's heartbeat.
@@ -169,15 +183,45 @@ impl Cluster {
         self.state.lock().attached.len()
     }
 
+    /// The members and the route table, for people.
+    pub(crate) fn stats(&self) -> (Vec<stats::Worker>, Vec<stats::Shard>) {
+        let now = self.core.clock().now();
+        let state = self.state.lock();
+        let workers = state.membership.members().values().map(|member| {
+            let busy = state.busy.get(&member.hello.name).and_then(|busy| busy.share);
+            describe::worker(member, now, busy)
+        });
+        (workers.collect(), state.membership.routes().routes.iter().map(describe::shard).collect())
+    }
+
     /// Whether no member is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().membership.members().is_empty()
     }
 
-    /// Tells every member to drain.
+    /// Tells every member to drain, those that still join included.
     pub(crate) fn drain(&self, reason: &str, timeout: Duration) {
-        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        self.drain.send_replace(Some(wire::Drain { reason: reason.into(), timeout_ms }));
+        let drain = drain_message(reason, timeout);
+        let mut state = self.state.lock();
+        state.drain = Some(drain.clone());
+        for stream in state.sessions.values() {
+            stream.drain.send_replace(Some(drain.clone()));
+        }
+    }
+
+    /// Tells one member to drain.
+    ///
+    /// # Errors
+    /// Nobody has that name; says who is there.
+    pub(crate) fn drain_worker(&self, name: &str, timeout: Duration) -> Result<(), String> {
+        let state = self.state.lock();
+        let members = state.membership.members();
+        let stream = members.get(name).and_then(|member| state.sessions.get(&member.session)).ok_or_else(|| {
+            let names: Vec<&str> = members.keys().map(String::as_str).collect();
+            format!("no worker is called {name:?}; these are here: {}", names.join(", "))
+        })?;
+        stream.drain.send_replace(Some(drain_message("an operator asked for it", timeout)));
+        Ok(())
     }
 
     fn end(&self, attached: &Attached) {
@@ -201,9 +245,9 @@ impl Cluster {
                     }
                 }
                 Change::Close { session, why } => {
-                    if let Some(closed) = state.sessions.remove(&session) {
+                    if let Some(stream) = state.sessions.remove(&session) {
                         tracing::info!(session = session.0, %why, "control stream closed");
-                        closed.cancel();
+                        stream.closed.cancel();
                     }
                 }
                 Change::Serving { name, epoch, ready } => {
@@ -224,14 +268,18 @@ impl Cluster {
 /// Busy seconds per second between two heartbeats; `None` while there is no newer one.
 fn busy_share(busy: &mut HashMap<String, Busy>, name: &str, at: Duration, seconds: f64) -> Option<f64> {
     let Some(last) = busy.get_mut(name) else {
-        busy.insert(name.to_owned(), Busy { at, seconds });
+        busy.insert(name.to_owned(), Busy { at, seconds, share: None });
         return None;
     };
     // At least a second apart, so that one step's boundary does not show as a jump.
     let apart = at.checked_sub(last.at).filter(|apart| *apart >= Duration::from_secs(1))?;
-    let share = (seconds - last.seconds).max(0.0) / apart.as_secs_f64();
-    *last = Busy { at, seconds };
-    Some(share.min(1.0))
+    let share = ((seconds - last.seconds).max(0.0) / apart.as_secs_f64()).min(1.0);
+    *last = Busy { at, seconds, share: Some(share) };
+    Some(share)
+}
+
+fn drain_message(reason: &str, timeout: Duration) -> wire::Drain {
+    wire::Drain { reason: reason.into(), timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX) }
 }
 
 fn role_label(role: wire::Role) -> &'static str {

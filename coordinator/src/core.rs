@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::engine::{AdmissionError, Departure, GenerateRequest, Generation, GenerationEvent, Limits};
 use crate::scheduler::{Action, AttemptId, Counts, RequestId, Scheduler, WorkerEvent, WorkerId};
 use crate::services::attn::submit_to_wire;
+use crate::stats::{self, Requests};
 use crate::telemetry::{Outcome, Telemetry, Timeline};
 
 /// Time since the coordinator's start: what the pure state machines are fed.
@@ -84,6 +85,27 @@ impl Core {
 
     pub(crate) fn counts(&self) -> Counts {
         self.state.lock().scheduler.counts()
+    }
+
+    /// The requests that are not over.
+    pub(crate) fn requests(&self) -> Requests {
+        let now = self.clock.now();
+        let state = self.state.lock();
+        let Counts { waiting, running } = state.scheduler.counts();
+        let list = state.scheduler.requests().filter_map(|(id, phase, generated_tokens, attempts, what)| {
+            let client = state.clients.get(&id)?;
+            let admitted = client.timeline.as_ref().map_or(now, Timeline::admitted);
+            Some(stats::Request {
+                id: client.request_id.clone(),
+                phase,
+                prompt_tokens: what.prompt_ids.len(),
+                generated_tokens,
+                max_tokens: what.max_tokens,
+                age_seconds: now.saturating_sub(admitted).as_secs_f64(),
+                attempts,
+            })
+        });
+        Requests { waiting, running, list: list.collect() }
     }
 
     pub(crate) fn is_idle(&self) -> bool {

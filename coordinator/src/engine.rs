@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use crate::stats::Stats;
+
 mod scripted;
 mod types;
 
@@ -22,6 +24,8 @@ pub(crate) trait Inner: Send + Sync {
     fn limits(&self) -> Limits;
     /// Whether a token can be made now.
     fn readiness(&self) -> Readiness;
+    /// What is going on now.
+    fn stats(&self) -> Stats;
 }
 
 /// Handle to the serving instance. Cloning is cheap; all clones are the same instance.
@@ -58,6 +62,11 @@ impl Engine {
     /// Whether a token can be made now, and if not, every reason.
     pub fn readiness(&self) -> Readiness {
         self.inner.readiness()
+    }
+
+    /// What is going on now.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The whole instance as the HTTP side sees it: what stands behind [`crate::engine::Engine`] in `tandem serve`.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::engine::{
     AdmissionError, GenerateRequest, Generation, GenerationError, GenerationEvent, Inner, Limits, Readiness, SamplingParams,
 };
 use crate::membership::Strictness;
+use crate::stats::Stats;
 
 /// How far the coordinator itself is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,7 @@ pub(crate) struct Instance {
     core: Arc<Core>,
     cluster: watch::Sender<Option<Arc<Cluster>>>,
     phase: RwLock<Phase>,
+    control_addr: Option<SocketAddr>,
 }
 
 /// How often the warm-up looks whether everybody is there.
@@ -37,8 +40,9 @@ const POLL: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Instance {
-    pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core, cluster: watch::Sender::new(None), phase: RwLock::new(Phase::Starting("opening the checkpoint".into())) }
+    /// `control_addr` is where workers dial in.
+    pub(crate) fn new(core: Arc<Core>, control_addr: Option<SocketAddr>) -> Self {
+        Self { control_addr, core, cluster: watch::Sender::new(None), phase: RwLock::new(Phase::Starting("opening the checkpoint".into())) }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -162,5 +166,20 @@ impl Inner for Instance {
 
     fn readiness(&self) -> Readiness {
         Readiness::from_reasons(self.reasons(Strictness::Fresh))
+    }
+
+    fn stats(&self) -> Stats {
+        let (workers, shards) = self.cluster.borrow().as_ref().map(|cluster| cluster.stats()).unwrap_or_default();
+        Stats {
+            version: env!("CARGO_PKG_VERSION"),
+            readiness: self.readiness(),
+            uptime_seconds: self.core.clock().now().as_secs_f64(),
+            control_addr: self.control_addr.map(|addr| format!("http://{addr}")),
+            limits: self.limits(),
+            requests: self.core.requests(),
+            tokens: self.core.telemetry().tokens(),
+            workers,
+            shards,
+        }
     }
 }

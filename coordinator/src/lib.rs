@@ -15,6 +15,7 @@
 //! | `cluster` | membership at work: workers' streams, route table, metrics |
 //! | [`membership`] | joins, leases, shard assignment, route table, readiness: a pure state machine |
 //! | `services` | control.v1 and attn.v1: what workers dial |
+//! | [`stats`] | what the instance is doing now, for `/v1/stats` |
 //! | [`telemetry`] | metrics: `tandem_*` and vLLM's names |
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod parts;
 mod run;
 pub mod scheduler;
 mod services;
+pub mod stats;
 pub mod telemetry;
 pub mod text;
 

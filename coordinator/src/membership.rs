@@ -19,6 +19,7 @@ mod tests;
 
 pub use hello::PROTOCOL_VERSION;
 pub use readiness::Strictness;
+pub(crate) use routes::shard_from_wire;
 
 /// One Join stream. A worker that dials again gets a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -92,7 +92,7 @@ impl Coordinator {
         let name = served_name(&config);
         let telemetry = Telemetry::new(config.metrics_compat_vllm.then_some(name.as_str()));
         let (core, mut departures) = Core::new(Clock::new(), config.max_queue, config.request_timeout, telemetry);
-        let instance = Arc::new(Instance::new(Arc::new(core)));
+        let instance = Arc::new(Instance::new(Arc::new(core), Some(control_addr)));
         let health = Health::new();
         let (routes, http_routes) = watch::channel(None);
         let (stop_http, http_stop) = watch::channel(false);
@@ -118,7 +118,7 @@ impl Coordinator {
                 }
             }
         });
-        let mut control_server = tokio::spawn(services::serve(control, instance.cluster()));
+        let mut control_server = tokio::spawn(services::serve(control, instance.cluster(), shutdown.clone()));
         let mut http_server = {
             let engine = Engine::new(instance.clone());
             let mut stop = http_stop;

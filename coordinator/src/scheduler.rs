@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::engine::{AdmissionError, ErrorCode, Finish, GenerateRequest, GenerationError, GenerationEvent, Limits, check_request};
 use crate::journal::Journal;
+use crate::stats;
 
 mod events;
 mod pace;
@@ -178,6 +179,19 @@ impl Scheduler {
     pub fn counts(&self) -> Counts {
         let running = self.entries.values().filter(|entry| matches!(entry.phase, Phase::Running { started: true, .. })).count();
         Counts { waiting: self.entries.len() - running, running }
+    }
+
+    /// Every client's request that is not over, the oldest first: its id, phase, tokens sent, submissions so far, and what it asked for.
+    pub fn requests(&self) -> impl Iterator<Item = (RequestId, stats::Phase, usize, u32, &GenerateRequest)> {
+        self.entries.iter().filter(|(_, entry)| !entry.warmup).map(|(id, entry)| {
+            let generated = entry.journal.emitted().len();
+            let phase = match entry.phase {
+                Phase::Running { started: true, .. } if generated > 0 => stats::Phase::Decode,
+                Phase::Running { started: true, .. } => stats::Phase::Prefill,
+                _ => stats::Phase::Waiting,
+            };
+            (*id, phase, generated, entry.attempts, entry.journal.request().as_ref())
+        })
     }
 
     /// Whether no request is left.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tandem_proto::attn::v1::attn_server::AttnServer;
 use tandem_proto::control::v1::control_server::ControlServer;
+use tandem_runtime::Shutdown;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::transport::Server;
@@ -20,12 +21,12 @@ pub(crate) type ClusterWatch = watch::Receiver<Option<Arc<Cluster>>>;
 /// Largest message from a worker: one step's events of a full batch, with the logprobs of the whole vocabulary for each token.
 const LARGEST_MESSAGE: usize = 1 << 30;
 
-/// Serves both until the future is dropped.
-pub(crate) async fn serve(listener: TcpListener, cluster: ClusterWatch) -> Result<(), tonic::transport::Error> {
+/// Serves both until the future is dropped. `shutdown` is what an operator's drain sets off.
+pub(crate) async fn serve(listener: TcpListener, cluster: ClusterWatch, shutdown: Shutdown) -> Result<(), tonic::transport::Error> {
     // Through TcpIncoming, because `Server::tcp_nodelay` has no effect on streams that the server did not accept itself.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
-        .add_service(ControlServer::new(control::ControlService::new(cluster.clone())))
+        .add_service(ControlServer::new(control::ControlService::new(cluster.clone(), shutdown)))
         .add_service(AttnServer::new(attn::AttnService::new(cluster)).max_decoding_message_size(LARGEST_MESSAGE))
         .serve_with_incoming(incoming)
         .await

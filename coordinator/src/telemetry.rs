@@ -1,6 +1,8 @@
 //! The coordinator's metrics: `tandem_*`, and the same numbers under vLLM's names. `core.rs` and `cluster.rs` call it; `telemetry/names.rs`
 //! holds names, help texts and buckets; `telemetry/timeline.rs` turns one request's events into durations.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 mod names;
@@ -11,9 +13,10 @@ pub(crate) use timeline::Timeline;
 
 use crate::engine::{AdmissionError, Finish};
 use crate::scheduler::Counts;
+use crate::stats::Tokens;
 
-/// A counter under its own name and its alias.
-struct Tally(Counter, Option<Counter>);
+/// A counter under its own name and its alias, and its value for `/v1/stats`.
+struct Tally(Counter, Option<Counter>, AtomicU64);
 
 impl Tally {
     fn add(&self, n: u64) {
@@ -21,6 +24,7 @@ impl Tally {
         if let Some(alias) = &self.1 {
             alias.increment(n);
         }
+        self.2.fetch_add(n, Ordering::Relaxed);
     }
 }
 
@@ -105,13 +109,14 @@ impl Telemetry {
         let aliases = |names: &[&'static str]| -> Vec<Histogram> {
             labels.iter().flat_map(|labels| names.iter().map(move |name| histogram!(*name, labels))).collect()
         };
+        let tally = |name: &'static str, alias: &'static str| Tally(counter!(name), alias_counter(alias), AtomicU64::new(0));
         let outcome = |reason: &'static str| {
             let own = counter!("tandem_requests_finished_total", "reason" => reason);
             let alias = labels.clone().map(|mut labels| {
                 labels.push(("finished_reason", reason.to_owned()));
                 counter!("vllm:request_success_total", &labels)
             });
-            Tally(own, alias)
+            Tally(own, alias, AtomicU64::new(0))
         };
         let telemetry = Self {
             alias: alias.map(str::to_owned),
@@ -119,9 +124,9 @@ impl Telemetry {
             waiting: Level(gauge!("tandem_requests_waiting"), alias_gauge("vllm:num_requests_waiting")),
             kv_usage: Level(gauge!("tandem_kv_cache_usage_ratio"), alias_gauge("vllm:kv_cache_usage_perc")),
             ready: gauge!("tandem_ready"),
-            prompt_tokens: Tally(counter!("tandem_prompt_tokens_total"), alias_counter("vllm:prompt_tokens_total")),
-            generation_tokens: Tally(counter!("tandem_generation_tokens_total"), alias_counter("vllm:generation_tokens_total")),
-            preemptions: Tally(counter!("tandem_preemptions_total"), alias_counter("vllm:num_preemptions_total")),
+            prompt_tokens: tally("tandem_prompt_tokens_total", "vllm:prompt_tokens_total"),
+            generation_tokens: tally("tandem_generation_tokens_total", "vllm:generation_tokens_total"),
+            preemptions: tally("tandem_preemptions_total", "vllm:num_preemptions_total"),
             resumes: counter!("tandem_request_resumes_total"),
             outcomes: ["stop", "length", "abort", "error"].map(outcome),
             ttft: Spread(histogram!("tandem_time_to_first_token_seconds"), aliases(&["vllm:time_to_first_token_seconds"])),
@@ -199,6 +204,12 @@ impl Telemetry {
             ];
             gauge!("vllm:cache_config_info", &labels).set(1.0);
         }
+    }
+
+    /// Tokens so far, as the counters have them.
+    pub(crate) fn tokens(&self) -> Tokens {
+        let value = |tally: &Tally| tally.2.load(Ordering::Relaxed);
+        Tokens { prompt: value(&self.prompt_tokens), generated: value(&self.generation_tokens) }
     }
 
     /// A request went back into the queue with its journal.

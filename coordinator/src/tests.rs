@@ -60,7 +60,7 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("addr");
         let (core, mut departures) = Core::new(Clock::new(), setup.max_queue, setup.request_timeout, Telemetry::new(None));
-        let instance = Arc::new(Instance::new(Arc::new(core)));
+        let instance = Arc::new(Instance::new(Arc::new(core), None));
         let shard = |id: u32| Shard { id, layers: std::iter::once(3 + id..4 + id).collect(), experts: 0..8, ffn: 0..16 };
         let count = setup.expert_workers;
         let plan = ShardPlan { shards: (0..count).map(shard).collect(), local: vec![], workers: (0..count).map(|id| vec![id]).collect() };
@@ -74,7 +74,7 @@ impl Rig {
         };
         let cluster = Arc::new(Cluster::new(Arc::clone(instance.core()), terms));
         instance.open(Arc::clone(&cluster));
-        let server = services::serve(listener, instance.cluster());
+        let server = services::serve(listener, instance.cluster(), tandem_runtime::Shutdown::new());
         let (core, ticked) = (Arc::clone(instance.core()), Arc::clone(&instance));
         let tasks = vec![
             tokio::spawn(async move {

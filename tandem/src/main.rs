@@ -6,7 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chat;
 mod cli;
+mod client;
+mod ctl;
 mod doctor;
 mod failure;
 mod generate;
@@ -51,6 +54,8 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
         Command::Attn(args) => roles::attn(args),
         Command::Experts(args) => roles::experts(args),
         Command::Bench(args) => bench::run(args),
+        Command::Chat(args) => block_on(1, chat::run(args)),
+        Command::Ctl(args) => block_on(1, ctl::run(args)),
         Command::Config { action: ConfigAction::Show { command, flags } } => {
             let argv: Vec<OsString> = ["tandem", command.name()].iter().map(OsString::from).chain(flags).collect();
             let shown = resolve(&argv)?;

@@ -10,6 +10,7 @@
 //! | `sse` | server-sent events with keep-alive |
 //! | `error`, `request_id`, `body` | what every route shares |
 //! | `system`, `tokens` | health, metrics, version, models; tokenize and detokenize |
+//! | `stats` | `/v1/stats` and the status page |
 //! | `serve` | the listener |
 
 mod body;
@@ -21,6 +22,7 @@ mod run;
 mod serve;
 mod sse;
 mod state;
+mod stats;
 mod system;
 mod tokens;
 
@@ -41,6 +43,8 @@ pub fn router(parts: ApiParts) -> Router {
         .route("/v1/completions", post(openai::completions::handle))
         .route("/v1/models", get(system::models))
         .route("/v1/models/{*id}", get(system::model))
+        .route("/v1/stats", get(stats::stats))
+        .route("/", get(stats::page))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/livez", get(system::livez))

@@ -5,4 +5,5 @@ mod harness;
 mod hostile;
 mod lifecycle;
 mod refusals;
+mod stats;
 mod streams;

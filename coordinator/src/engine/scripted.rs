@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use super::{AdmissionError, Departure, GenerateRequest, Generation, GenerationEvent, Inner, Limits, Readiness, check_request};
+use crate::stats::Stats;
 
 struct Shared {
     limits: Mutex<Limits>,
@@ -87,6 +88,10 @@ impl Inner for Shared {
 
     fn readiness(&self) -> Readiness {
         self.readiness.lock().clone()
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { readiness: self.readiness(), limits: self.limits(), ..Stats::default() }
     }
 }
 

@@ -205,7 +205,7 @@ pub enum AdmissionError {
 }
 
 /// What a request may ask for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Limits {
     /// Most tokens of one sequence, prompt included.
     pub max_seq_len: u32,
@@ -216,7 +216,7 @@ pub struct Limits {
 }
 
 /// Whether a token can be made now.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Readiness {
     /// True exactly when `reasons` is empty.
     pub ready: bool,

@@ -51,7 +51,7 @@ pub(super) fn shard_to_wire(shard: &Shard) -> wire::Shard {
 }
 
 /// Backward or missing ranges come out empty, which no plan contains.
-pub(super) fn shard_from_wire(shard: &wire::Shard) -> Shard {
+pub(crate) fn shard_from_wire(shard: &wire::Shard) -> Shard {
     let range = |range: &wire::Range| range.start..range.end.max(range.start);
     Shard {
         id: shard.id,

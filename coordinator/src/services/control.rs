@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tandem_proto::control::v1 as wire;
 use tandem_proto::control::v1::control_server::Control;
+use tandem_runtime::{Shutdown, process};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -20,11 +21,12 @@ type Outbound = mpsc::UnboundedSender<Result<wire::CoordinatorMessage, Status>>;
 /// The service.
 pub(crate) struct ControlService {
     cluster: ClusterWatch,
+    shutdown: Shutdown,
 }
 
 impl ControlService {
-    pub(crate) fn new(cluster: ClusterWatch) -> Self {
-        Self { cluster }
+    pub(crate) fn new(cluster: ClusterWatch, shutdown: Shutdown) -> Self {
+        Self { cluster, shutdown }
     }
 }
 
@@ -41,6 +43,24 @@ impl Control for ControlService {
             }
         });
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
+    }
+
+    async fn request_drain(&self, request: Request<wire::DrainRequest>) -> Result<Response<wire::DrainReply>, Status> {
+        let peer = request.remote_addr().map_or_else(|| "an unknown address".to_owned(), |addr| addr.to_string());
+        let wire::DrainRequest { worker, timeout_ms } = request.into_inner();
+        let cluster = wait_for_cluster(&mut self.cluster.clone()).await?;
+        let counts = cluster.core().counts();
+        if worker.is_empty() {
+            tracing::info!(%peer, "an operator asks the instance to drain");
+            // For a supervisor: what ends from now on has ended in order.
+            process::announce("DRAINING");
+            self.shutdown.start_drain();
+        } else {
+            tracing::info!(%peer, worker, "an operator asks a worker to drain");
+            cluster.drain_worker(&worker, Duration::from_millis(timeout_ms)).map_err(Status::not_found)?;
+        }
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(Response::new(wire::DrainReply { running: number(counts.running), waiting: number(counts.waiting) }))
     }
 }
 

@@ -24,6 +24,11 @@ impl Timeline {
         Self { prompt, admitted: now, started: None, first: None, last: now, tokens: 0, counted: 0 }
     }
 
+    /// When it was admitted.
+    pub(crate) fn admitted(&self) -> Duration {
+        self.admitted
+    }
+
     /// An event is on its way to the client.
     pub(crate) fn event(&mut self, telemetry: &Telemetry, now: Duration, event: &GenerationEvent) {
         match event {

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use self::drive::Drive;
 use self::pending::{Pending, Submission};
 use super::{HopError, HopOptions};
+use crate::link::LinkKind;
 use crate::route_table::RouteTable;
 
 mod drive;
@@ -129,6 +130,11 @@ impl HostHop {
     /// Shards with a connected, ready holder (or held here), ascending; as of the last call.
     pub fn shards_reachable(&self) -> Vec<u32> {
         self.drive.fleet.reachable()
+    }
+
+    /// The links in use, by worker: its name, the transport, its address; as of the last call.
+    pub fn links(&self) -> Vec<(String, LinkKind, String)> {
+        self.drive.fleet.links()
     }
 
     /// Forgets which arithmetic serves each shard: call it while no sequence holds state.

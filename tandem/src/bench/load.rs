@@ -13,25 +13,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tandem_runtime::process;
 
-use super::{
-    report::{Report, Sample},
-    sse::Events,
+use super::report::{Report, Sample};
+use crate::{
+    cli::LoadArgs,
+    client::{Client, chain, sse::Events},
+    failure::Failure,
 };
-use crate::{cli::LoadArgs, failure::Failure};
 
 /// Measures and prints.
 ///
 /// # Errors
 /// When the server cannot be reached, a request fails, or fewer tokens come than were asked for.
 pub async fn run(args: LoadArgs) -> Result<(), Failure> {
-    let client = reqwest::Client::builder()
-        .timeout(args.timeout.0)
-        .pool_max_idle_per_host(args.concurrency as usize)
-        .tcp_nodelay(true)
-        .no_proxy()
-        .build()
-        .map_err(|error| Failure::internal(error.to_string()))?;
-    let target = Target { model: model_name(&client, &args).await?, client, args: args.clone() };
+    let client = Client::new(&args.server, Some(args.timeout.0))?;
+    let model = client.model(args.model.as_deref()).await?;
+    let target = Target { model, client, args: args.clone() };
     for index in 0..args.warmup {
         target.measure(u64::from(index)).await?;
     }
@@ -65,23 +61,9 @@ pub async fn run(args: LoadArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name that was given, or the first that the server lists.
-async fn model_name(client: &reqwest::Client, args: &LoadArgs) -> Result<String, Failure> {
-    if let Some(name) = &args.model {
-        return Ok(name.clone());
-    }
-    let url = format!("{}/v1/models", args.url.trim_end_matches('/'));
-    let unreachable = |error: reqwest::Error| Failure::unavailable(format!("{url}: {}", chain(&error)));
-    let list: Value = client.get(&url).send().await.map_err(unreachable)?.json().await.map_err(unreachable)?;
-    list["data"][0]["id"]
-        .as_str()
-        .map(str::to_owned)
-        .ok_or_else(|| Failure::unavailable(format!("{url}: the server lists no model: {list}")))
-}
-
 #[derive(Clone)]
 struct Target {
-    client: reqwest::Client,
+    client: Client,
     model: String,
     args: LoadArgs,
 }
@@ -90,8 +72,7 @@ impl Target {
     /// One request, with a prompt of its own.
     async fn measure(&self, stream_of: u64) -> Result<Sample, Failure> {
         let args = &self.args;
-        let url = format!("{}/v1/completions", args.url.trim_end_matches('/'));
-        let failed = |what: String| Failure::unavailable(format!("{url}: {what}"));
+        let failed = |what: String| Failure::unavailable(format!("{}/v1/completions: {what}", self.client.base()));
         let body = json!({
             "model": self.model,
             "prompt": prompt(args.seed ^ stream_of, args.prompt_tokens, args.vocab),
@@ -102,12 +83,7 @@ impl Target {
             "stream": true,
         });
         let started = Instant::now();
-        let response = self.client.post(&url).json(&body).send().await.map_err(|error| failed(chain(&error)))?;
-        let status = response.status();
-        if !status.is_success() {
-            let text = response.text().await.unwrap_or_default();
-            return Err(failed(format!("{status}: {text}")));
-        }
+        let response = self.client.post("/v1/completions", &body).await?;
         let mut events = Events::default();
         let mut arrivals: Vec<(Duration, u32)> = Vec::new();
         let mut bytes = response.bytes_stream();
@@ -164,18 +140,6 @@ fn prompt(seed: u64, tokens: u32, vocab: u32) -> Vec<u32> {
             u32::try_from((z ^ (z >> 31)) % u64::from(vocab.max(1))).unwrap_or_default()
         })
         .collect()
-}
-
-/// An error with its causes, which reqwest's own text leaves out.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! `tandem bench`: a load client over HTTP, and the checkpoint to measure with.
 //!
-//! `load.rs` sends the requests, `sse.rs` reads their streams, `report.rs` sums the times up.
+//! `load.rs` sends the requests, `report.rs` sums the times up.
 
 mod load;
 mod report;
-mod sse;
 
 use std::path::Path;
 

@@ -45,6 +45,10 @@ pub enum Command {
     Attn(AttnArgs),
     /// Run an expert worker: one or more shards of the routed experts
     Experts(ExpertsArgs),
+    /// Talk to a running server's model on the terminal
+    Chat(ChatArgs),
+    /// Look at a running server, or drain it
+    Ctl(CtlArgs),
     /// Measure a running server, or write a checkpoint to measure with
     Bench(BenchArgs),
     /// Show the merged configuration
@@ -137,12 +141,91 @@ pub enum Preset {
     Small,
 }
 
+/// A running server.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServerArgs {
+    /// The running server
+    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// Key for it, where it asks for one
+    #[arg(long, global = true, value_name = "KEY", env = "TANDEM_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+}
+
+/// `tandem chat`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ChatArgs {
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Model name to ask for; the first one that the server lists if not given
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// First message of the conversation, as the system
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// How hard to think: low, high or max
+    #[arg(long, value_name = "EFFORT")]
+    pub reasoning_effort: Option<String>,
+    /// Do not show the reasoning
+    #[arg(long)]
+    pub hide_reasoning: bool,
+    /// Sampling temperature; the model's own if not given
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Most tokens of one answer
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Ask this and end; without it, a conversation on the terminal, or one question from a pipe
+    #[arg(value_name = "MESSAGE")]
+    pub message: Option<String>,
+}
+
+/// `tandem ctl`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CtlArgs {
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print JSON instead of tables
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub action: CtlAction,
+}
+
+/// `tandem ctl ACTION`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CtlAction {
+    /// Whether the server lives and can make a token now; exit code 69 if not
+    Health,
+    /// Everything in one view: requests, tokens, workers
+    Stats,
+    /// Workers: device, state, load, links
+    Workers,
+    /// Requests that are not over
+    Requests,
+    /// Stop admitting, finish what runs, end; or restart one worker in order
+    Drain {
+        /// This worker alone: it finishes what it has and ends; its supervisor starts it again
+        #[arg(long, value_name = "NAME")]
+        worker: Option<String>,
+        /// How long a worker may take to finish
+        #[arg(long, value_name = "TIME", default_value = "30s")]
+        timeout: values::Seconds,
+        /// The coordinator's control address; asked from the server if not given
+        #[arg(long, value_name = "URL")]
+        control: Option<String>,
+    },
+}
+
 /// Load of `tandem bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadArgs {
-    /// The server to measure
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    pub url: String,
+    /// The server to measure.
+    #[command(flatten)]
+    pub server: ServerArgs,
     /// Model name to ask for; the first one that the server lists if not given
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,

@@ -64,8 +64,17 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     };
     let (notes, inbox) = mpsc::unbounded_channel();
     let drain_limit = args.common.shutdown_timeout.0 + STOP_GRACE;
-    let mut instance =
-        Instance { slots: Vec::new(), notes, inbox, ready: false, prefix, started, due: BTreeMap::new(), loading: Some(Loading::new()) };
+    let mut instance = Instance {
+        slots: Vec::new(),
+        notes,
+        inbox,
+        ready: false,
+        drain_asked: false,
+        prefix,
+        started,
+        due: BTreeMap::new(),
+        loading: Some(Loading::new()),
+    };
     let outcome = tokio::select! {
         biased;
         () = shutdown.stopping() => Ok(()),
@@ -150,6 +159,8 @@ struct Instance {
     notes: UnboundedSender<Note>,
     inbox: UnboundedReceiver<Note>,
     ready: bool,
+    /// The coordinator drains already: an operator asked it to.
+    drain_asked: bool,
     prefix: bool,
     started: Instant,
     /// Restarts to come: when, and which child.
@@ -171,7 +182,11 @@ impl Instance {
                 () = shutdown.draining() => return Ok(()),
                 note = self.inbox.recv() => {
                     let Some(note) = note else { return Err(Failure::internal("the children's reports ended")) };
-                    if let Some(control) = self.note(note)?
+                    let control = self.note(note)?;
+                    if self.drain_asked {
+                        return Ok(());
+                    }
+                    if let Some(control) = control
                         && !workers_started
                     {
                         workers_started = true;
@@ -261,6 +276,7 @@ impl Instance {
                     process::announce(text);
                 }
             }
+            "DRAINING" if index == SERVE => self.drain_asked = true,
             "ADMIN" => {
                 say(&format!("{} metrics and health: {url}/metrics {url}/readyz", slot.spec.name));
                 children::set(&mut slot.spec, "admin", addr);
@@ -310,8 +326,10 @@ impl Instance {
     async fn drain(&mut self, limit: Duration, shutdown: &Shutdown) -> Result<(), Failure> {
         say("draining: no new requests, running ones finish; a second signal stops at once");
         for stage in [SERVE..1, 1..self.slots.len().max(1)] {
+            // To a coordinator that drains already, a signal would say: stop now.
+            let skip = self.drain_asked && stage.contains(&SERVE);
             for slot in &self.slots[stage.clone().start.min(self.slots.len())..stage.end.min(self.slots.len())] {
-                if let Some(child) = &slot.child {
+                if let (Some(child), false) = (&slot.child, skip) {
                     child.signal(Signal::SIGTERM);
                 }
             }

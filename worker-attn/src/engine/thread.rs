@@ -18,7 +18,12 @@ use tandem_kernels::Backend;
 use tandem_proto::attn::v1::ErrorCode;
 
 use super::{Engine, sequence::Request};
-use crate::{cancel::Cancelled, hop::Hop, model::StepError, telemetry};
+use crate::{
+    cancel::Cancelled,
+    hop::{Hop, HopReport},
+    model::StepError,
+    telemetry,
+};
 
 /// How long an idle thread sleeps before it looks after its links.
 const IDLE: Duration = Duration::from_millis(100);
@@ -80,6 +85,7 @@ pub struct Load {
     rows: AtomicU64,
     busy_nanos: AtomicU64,
     reachable: Mutex<Vec<u32>>,
+    hop: Mutex<HopReport>,
 }
 
 impl Load {
@@ -106,6 +112,11 @@ impl Load {
     /// Shards whose rows would be computed now.
     pub fn reachable(&self) -> Vec<u32> {
         self.reachable.lock().clone()
+    }
+
+    /// How the remote side does.
+    pub fn hop(&self) -> HopReport {
+        self.hop.lock().clone()
     }
 }
 
@@ -202,15 +213,16 @@ fn take<B: Backend, H: Hop<B>>(engine: &mut Engine<B, H>, inbox: &Inbox, command
     true
 }
 
-fn publish<B: Backend, H: Hop<B>>(engine: &mut Engine<B, H>, load: &Load, reachable: bool) {
+fn publish<B: Backend, H: Hop<B>>(engine: &mut Engine<B, H>, load: &Load, hop: bool) {
     let (running, waiting) = engine.counts();
     let (used, total) = engine.kv_tokens();
     load.running.store(running as u32, Ordering::Relaxed);
     load.waiting.store(waiting as u32, Ordering::Relaxed);
     load.kv_used.store(used as u64, Ordering::Relaxed);
     load.kv_total.store(total as u64, Ordering::Relaxed);
-    if reachable {
+    if hop {
         *load.reachable.lock() = engine.runner().hop().reachable();
+        *load.hop.lock() = engine.runner().hop().report();
     }
     telemetry::load(running, waiting, used, total);
 }

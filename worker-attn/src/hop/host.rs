@@ -7,24 +7,32 @@
 //! (dispatches are idempotent) and go on waiting until their own turn. So every sequence ends at its own deadline, and none of the others
 //! is computed anew: their state is exact, because no partial of theirs was ever skipped.
 
-use std::{collections::HashSet, ops::Range, time::Instant};
+use std::{
+    collections::HashSet,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use tandem_kernels::Backend;
 use tandem_proto::{
+    control::v1::LinkInUse,
     hop::{HopError as LinkError, HostHop, Ticket},
     route_table::RouteTable,
 };
 use tokio::sync::watch;
 
-use super::{Failure, Hop, HopError, HopStep, LocalPartials, RoutedRows, sum_on_device};
+use super::{Failure, Hop, HopError, HopReport, HopStep, LocalPartials, RoutedRows, sum_on_device};
 use crate::{cancel::Cancelled, telemetry};
 
 /// How long a dispatch waits before cancelled sequences are looked for. Longer than any layer takes to compute: a dispatch that is
 /// only slow must not be sent twice.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the time between steps may be used for dialling.
-const TEND: std::time::Duration = std::time::Duration::from_millis(20);
+const TEND: Duration = Duration::from_millis(20);
+
+/// Steps over which the average of a layer's waits forgets.
+const MEMORY: u32 = 32;
 
 /// What this hop needs of a transport; [`HostHop`] is the one that crosses processes.
 pub trait Transport: Send {
@@ -56,6 +64,10 @@ pub trait Transport: Send {
     fn idle(&mut self);
     /// Shards with a holder that would answer now, ascending.
     fn reachable(&self) -> Vec<u32>;
+    /// Links in use.
+    fn links(&self) -> Vec<LinkInUse> {
+        Vec::new()
+    }
 }
 
 impl Transport for HostHop {
@@ -83,6 +95,11 @@ impl Transport for HostHop {
 
     fn reachable(&self) -> Vec<u32> {
         self.shards_reachable()
+    }
+
+    fn links(&self) -> Vec<LinkInUse> {
+        let links = Self::links(self).into_iter();
+        links.map(|(worker, link, addr)| LinkInUse { worker, link: link.name().to_owned(), addr }).collect()
     }
 }
 
@@ -133,6 +150,8 @@ pub struct HostRows<T: Transport> {
     partial: Vec<f32>,
     sum: Vec<f32>,
     sent: SentRows,
+    /// Per layer: how long it lately waited.
+    waits: Vec<Option<Duration>>,
 }
 
 /// Rows gathered for one dispatch.
@@ -164,6 +183,7 @@ impl<T: Transport> HostRows<T> {
             partial: Vec::new(),
             sum: Vec::new(),
             sent: SentRows::default(),
+            waits: vec![None; shape.layers],
         }
     }
 
@@ -366,7 +386,11 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
             self.add_rows(*id, &all)?;
         }
         b.upload(&self.sum, out, 0);
-        telemetry::layer_wait(waited.elapsed());
+        let waited = waited.elapsed();
+        telemetry::layer_wait(waited);
+        if let Some(average) = self.waits.get_mut(self.layer) {
+            *average = Some(average.map_or(waited, |average| (average * (MEMORY - 1) + waited) / MEMORY));
+        }
         Ok(())
     }
 
@@ -384,5 +408,10 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
 
     fn reachable(&self) -> Vec<u32> {
         self.transport.reachable()
+    }
+
+    fn report(&self) -> HopReport {
+        let waits = self.waits.iter().enumerate().filter_map(|(layer, wait)| Some((layer as u32, (*wait)?)));
+        HopReport { waits: waits.collect(), links: self.transport.links() }
     }
 }

@@ -16,9 +16,15 @@
 
 pub mod host;
 
-use std::{fmt, ops::Range, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tandem_kernels::Backend;
+use tandem_proto::control::v1::LinkInUse;
 
 /// The rows of one sequence in a step, as a hop sees them.
 #[derive(Clone, Debug)]
@@ -173,6 +179,19 @@ pub trait Hop<B: Backend>: Send {
     fn reachable(&self) -> Vec<u32> {
         Vec::new()
     }
+    /// How the remote side does, for people.
+    fn report(&self) -> HopReport {
+        HopReport::default()
+    }
+}
+
+/// What a hop says about its remote side.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HopReport {
+    /// How long layers with remote shards lately waited after their own work: (layer, moving average), ascending.
+    pub waits: Vec<(u32, Duration)>,
+    /// Links in use.
+    pub links: Vec<LinkInUse>,
 }
 
 /// No remote shards: every partial is computed on this worker's own device.

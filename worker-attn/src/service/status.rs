@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tandem_proto::control::v1::{Heartbeat, WorkerState};
+use tandem_proto::control::v1::{Heartbeat, LayerWait, WorkerState};
 
 use crate::engine::thread::Load;
 
@@ -48,6 +48,7 @@ impl Status {
     pub fn heartbeat(&self) -> Heartbeat {
         let phase = self.phase.lock();
         let ((running, waiting), (kv_tokens_used, kv_tokens_total)) = (self.load.sequences(), self.load.kv_tokens());
+        let hop = self.load.hop();
         Heartbeat {
             state: phase.state.into(),
             phase: phase.name.clone(),
@@ -60,6 +61,8 @@ impl Status {
             busy_seconds: self.load.busy().as_secs_f64(),
             rows: self.load.rows(),
             shards_ready: self.load.reachable(),
+            layer_waits: hop.waits.iter().map(|(layer, wait)| LayerWait { layer: *layer, seconds: wait.as_secs_f32() }).collect(),
+            links: hop.links,
         }
     }
 }

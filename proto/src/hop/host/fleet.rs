@@ -9,6 +9,7 @@ use crate::backoff;
 use crate::experts::v1::Hello;
 use crate::frame::{MAX_PAYLOAD, VERSION};
 use crate::hop::{CREDITS, HopOptions};
+use crate::link::LinkKind;
 use crate::route_table::{Holder, RouteTable};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -189,6 +190,17 @@ impl Fleet {
             LinkState::Live(session) => Some(session),
             _ => None,
         })
+    }
+
+    /// The running sessions: worker, link, address.
+    pub fn links(&self) -> Vec<(String, LinkKind, String)> {
+        let live = self.workers.iter().filter_map(|(name, worker)| match &worker.link {
+            LinkState::Live(session) => Some((name.clone(), session.kind, session.peer.clone())),
+            _ => None,
+        });
+        let mut links: Vec<_> = live.collect();
+        links.sort();
+        links
     }
 
     /// Who computes `shard`, in the table's order: connected, ready, not among `failed`; with the pinned arithmetic if there is one

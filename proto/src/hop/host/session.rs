@@ -58,6 +58,7 @@ pub(super) struct Established {
     pub welcome: Hello,
     pub kind: LinkKind,
     pub reason: String,
+    pub peer: String,
     sink: AnySink,
     source: AnySource,
 }
@@ -83,7 +84,7 @@ pub(super) fn spawn_dial(
                 Ok(welcome) => welcome.map_err(|e| e.to_string())?,
                 Err(_) => return Err(format!("{peer} ({kind}): no Welcome within {timeout:?}")),
             };
-            Ok(Box::new(Established { welcome, kind, reason: dialled.reason, sink, source }))
+            Ok(Box::new(Established { welcome, kind, reason: dialled.reason, peer, sink, source }))
         };
         let result = attempt.await;
         events.push(Event::Dialled { worker, session, result });
@@ -96,6 +97,8 @@ pub(super) fn spawn_dial(
 pub(super) struct Session {
     pub id: SessionId,
     pub kind: LinkKind,
+    /// The worker's address on that link.
+    pub peer: String,
     pub shards: Vec<u32>,
     pub outbox: Arc<Outbox>,
     /// When the worker last answered, or the transport last took something.
@@ -131,7 +134,7 @@ impl SessionMetrics {
 impl Session {
     /// Starts the reader and the writer on the current runtime.
     pub fn start(events: &Arc<Events>, id: SessionId, established: Established, worker: &str) -> Self {
-        let Established { welcome, kind, mut sink, source, .. } = established;
+        let Established { welcome, kind, peer, mut sink, source, .. } = established;
         let outbox = Arc::new(Outbox::new(welcome.credits));
         let writer = {
             let (outbox, events) = (Arc::clone(&outbox), Arc::clone(events));
@@ -152,6 +155,7 @@ impl Session {
         Self {
             id,
             kind,
+            peer,
             shards: welcome.shards,
             outbox,
             heard: Instant::now(),

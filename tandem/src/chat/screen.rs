@@ -1,0 +1,82 @@
+//! Writes an answer as it comes: reasoning dimmed on a terminal, on stderr elsewhere, so that a pipe gets the answer alone.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use super::answer::Piece;
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+/// Where answers go.
+pub struct Screen {
+    reasoning: bool,
+    terminal: bool,
+    /// What was written last.
+    last: Option<bool>,
+    /// Whether that ended a line.
+    at_start: bool,
+}
+
+impl Screen {
+    /// `reasoning` = show it.
+    pub fn new(reasoning: bool) -> Self {
+        Self { reasoning, terminal: io::stdout().is_terminal(), last: None, at_start: true }
+    }
+
+    /// Shows new text. A reader that went away is no reason to fail.
+    pub fn show(&mut self, piece: &Piece) {
+        let (is_reasoning, text) = match piece {
+            Piece::Reasoning(text) => (true, text),
+            Piece::Content(text) => (false, text),
+        };
+        if is_reasoning && !self.reasoning {
+            return;
+        }
+        let text = visible(text);
+        if self.last.is_some_and(|last| last != is_reasoning) && !self.at_start {
+            write(is_reasoning && !self.terminal, "\n");
+        }
+        match (is_reasoning, self.terminal) {
+            (true, true) => write(false, &format!("{DIM}{text}{PLAIN}")),
+            (true, false) => write(true, &text),
+            (false, _) => write(false, &text),
+        }
+        self.last = Some(is_reasoning);
+        self.at_start = text.ends_with('\n');
+    }
+
+    /// Ends the answer.
+    pub fn end(&mut self, summary: Option<&str>) {
+        if !self.at_start {
+            write(false, "\n");
+        }
+        (self.last, self.at_start) = (None, true);
+        if let (true, Some(summary)) = (self.terminal, summary) {
+            write(true, &format!("{DIM}{summary}{PLAIN}\n"));
+        }
+    }
+}
+
+/// A model's text must not steer the terminal: control characters but for line ends and tabs become visible.
+fn visible(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+fn write(to_stderr: bool, text: &str) {
+    let _ = if to_stderr {
+        io::stderr().write_all(text.as_bytes()).and_then(|()| io::stderr().flush())
+    } else {
+        io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush())
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_steer_the_terminal() {
+        assert_eq!(visible("a\x1b[31mb\r\n\tc\u{9b}d"), "a\u{fffd}[31mb\u{fffd}\n\tc\u{fffd}d");
+    }
+}
