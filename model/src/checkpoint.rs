@@ -197,6 +197,12 @@ impl Checkpoint {
         self.bytes_where(|n| !n.routed)
     }
 
+    /// Bytes of weights that are kept in another form than stored: kv_b_proj as f32, where GGUF has it in two halves.
+    pub fn unpacked_bytes(&self) -> u64 {
+        let halves = self.needs.iter().filter(|n| n.name.ends_with(KEY_UP) || n.name.ends_with(VALUE_UP));
+        halves.map(|n| 4 * n.shape.iter().map(|d| *d as u64).product::<u64>()).sum()
+    }
+
     /// Bytes of the routed experts' weights in a shard (every expert of a layer counts alike).
     pub fn shard_bytes(&self, shard: &Shard) -> u64 {
         let g = &self.geometry;

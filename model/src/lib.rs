@@ -18,6 +18,7 @@
 //! | [`shard`] | [`Shard`]: layers × experts × a slice of the intermediate dimension |
 //! | [`resident`] | [`Resident`]: what the attention worker keeps for itself |
 //! | [`plan`] | [`ShardPlan`]: cutting the routed experts over workers, each cell exactly once |
+//! | [`budget`] | what processes need of a device's memory, and the refusal |
 //! | [`title`] | what a checkpoint is called |
 //! | [`synthetic`] | hash-generated checkpoints of any geometry, for tests and benchmarks |
 //! | [`stubs`] | the published releases and quantised mixes as headers without data |
@@ -26,6 +27,7 @@
 //! This crate knows of no device and of no process: `kernels/quant` gives it [`tandem_quant::MatrixSource`], which the workers hand on to
 //! a backend.
 
+pub mod budget;
 pub mod census;
 pub mod checkpoint;
 #[cfg(feature = "demo")]

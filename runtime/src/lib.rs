@@ -10,6 +10,7 @@
 //! | [`shutdown`], [`signals`] | first signal drains, second stops |
 //! | [`supervised`] | a child ends when the `tandem up` that started it is gone |
 //! | [`process`] | process names, and who holds a port |
+//! | [`memory`] | what this process may still use, control groups counted |
 //! | [`exit`] | exit codes |
 
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub mod config;
 pub mod exit;
 pub mod health;
 pub mod logs;
+pub mod memory;
 pub mod metrics;
 pub mod process;
 pub mod shutdown;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use tandem_runtime::process;
 
-use crate::{cli::DoctorArgs, failure::Failure, up};
+use crate::{bytes::gib, cli::DoctorArgs, failure::Failure, up};
 
 /// Size of one hop's payload of a decode row: hidden 4096 in bf16.
 const PAYLOAD: usize = 8192;
@@ -80,7 +80,7 @@ impl fmt::Display for Findings {
         writeln!(f, "cpu           {} ({} cores for this process)", self.cpu.as_deref().unwrap_or("unknown"), self.cores)?;
         writeln!(f, "instructions  {}", self.instruction_sets.join(" "))?;
         if let Some(bytes) = self.memory_free_bytes {
-            writeln!(f, "memory        {} GiB free", up::gib(bytes))?;
+            writeln!(f, "memory        {} GiB free", gib(bytes))?;
         }
         writeln!(f, "loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", self.loopback_p50_us, self.loopback_p99_us)?;
         writeln!(f, "              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", self.loopback_nagle_p50_us)?;

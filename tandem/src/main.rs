@@ -1,11 +1,13 @@
 //! The `tandem` binary: one command line over all roles and tools.
 //!
 //! `cli/` defines the commands, `roles.rs` turns their arguments into the role crates' configurations and runs them, `up/`
-//! supervises a whole instance, `bench/`, `doctor.rs` and `generate.rs` are tools.
+//! supervises a whole instance, `check/`, `bench/`, `doctor.rs` and `generate.rs` are tools.
 
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bytes;
+mod check;
 mod chat;
 mod cli;
 mod client;
@@ -62,6 +64,7 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
             process::print(&config::render(command.name(), &shown.settings));
             Ok(())
         }
+        Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(args),
         Command::Generate(args) => generate::run(&args.what).map_err(|error| Failure::unavailable(error.to_string())),
     }

@@ -21,6 +21,8 @@ pub struct Config {
     pub precision: Precision,
     /// `cpu` or `reference`.
     pub device: String,
+    /// Weights may be larger than the memory that is free: they are then read from disk as they are needed.
+    pub allow_paging: bool,
     /// Threads of the CPU backend; `None` = one for each of `cpus`, or all cores it may use.
     pub threads: Option<usize>,
     /// Cores for these threads, one each, in this order; empty = the system places them.
@@ -58,6 +60,7 @@ impl Config {
             model: model.into(),
             precision: Precision::Bf16,
             device: "cpu".to_owned(),
+            allow_paging: false,
             threads: None,
             cpus: Vec::new(),
             max_batch: 8,

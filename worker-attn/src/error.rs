@@ -15,6 +15,9 @@ pub enum Error {
     /// A local shard does not fit the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Weights, caches and buffers do not fit this machine.
+    #[error(transparent)]
+    Memory(#[from] tandem_model::budget::Short),
     /// Weights cannot be loaded.
     #[error(transparent)]
     Load(Box<LoadError>),

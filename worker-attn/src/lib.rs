@@ -10,6 +10,7 @@
 //! | [`step`] | the trunk, written once over `Backend` and `Hop` |
 //! | [`layers`], [`weights`], [`local`] | blocks, their weights, shards hosted here |
 //! | [`hop`] | rows to expert workers and back, combined in ascending shard id |
+//! | [`memory`] | what a worker needs of its device, before it allocates |
 //! | [`state`] | slots and pages: snapshot, restore, fork |
 //! | [`sampler`], [`rng`] | how tokens are chosen |
 //! | [`observe`] | a look into the layers, for parity tests |
@@ -26,6 +27,7 @@ pub mod error;
 pub mod hop;
 pub mod layers;
 pub mod local;
+pub mod memory;
 pub mod model;
 pub mod observe;
 pub mod rng;

@@ -9,10 +9,10 @@ use tandem_kernels::{Backend, BackendError, BatchDesc, SampleRow, Sampled, Segme
 use tandem_model::{Checkpoint, Geometry, Shard};
 
 use crate::{
-    buffers::Buffers,
+    buffers::{BufferSizes, Buffers},
     dims::Dims,
     hop::{Failure, Hop, HopError, HopSegment, HopStep, LocalOnly, Notify},
-    layers::{Cx, kda::Kda, mla::Mla},
+    layers::{Cx, kda, mla},
     local::LocalShards,
     observe::{Observer, Silent},
     state::{SeqState, StateError, StatePool},
@@ -137,6 +137,16 @@ pub struct Runner<B: Backend, H: Hop<B>> {
     step_id: u64,
 }
 
+/// How large the buffers of a step are. `partials`: the largest number of local shards of one layer.
+pub(crate) fn buffer_sizes(d: &Dims, limits: RunnerLimits, partials: usize) -> BufferSizes {
+    BufferSizes {
+        rows: limits.max_rows,
+        logit_rows: limits.max_batch.max(LOGIT_ROWS).min(limits.max_rows),
+        proj: kda::stride(d).max(mla::stride(d)),
+        partials,
+    }
+}
+
 /// Rows whose logits are made at a time, where the batch itself is smaller.
 const LOGIT_ROWS: usize = 16;
 
@@ -158,9 +168,7 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
     pub fn new(model: Arc<Model<B>>, hop: H, limits: RunnerLimits) -> Result<Self, BackendError> {
         let (b, d) = (&model.backend, &model.dims);
         let pool = StatePool::new(Arc::clone(b), d.state_spec(limits.max_batch, limits.kv_tokens))?;
-        let proj = Kda::<B>::stride(d).max(Mla::<B>::stride(d));
-        let logit_rows = limits.max_batch.max(LOGIT_ROWS).min(limits.max_rows);
-        let buf = Buffers::new(&**b, d, limits.max_rows, logit_rows, proj, model.local.widest())?;
+        let buf = Buffers::new(&**b, d, buffer_sizes(d, limits, model.local.widest()))?;
         let batch = b.batch(limits.max_rows, limits.max_batch, limits.max_batch * pool.pages_for(limits.max_seq_len).max(1))?;
         b.reserve(limits.max_rows, limits.max_seq_len)?;
         Ok(Self { pool, buf, batch, hop, limits, step_id: 0, model })

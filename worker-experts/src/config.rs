@@ -34,6 +34,8 @@ pub struct Config {
     pub device: String,
     /// Shards to hold; empty = those that the coordinator gives. Ids are the coordinator's.
     pub shard: Vec<Shard>,
+    /// Weights may be larger than the memory that is free: they are then read from disk as they are needed.
+    pub allow_paging: bool,
     /// Threads of the CPU backend; `None` = one for each of `cpus`, or all cores it may use.
     pub threads: Option<usize>,
     /// Cores for these threads, one each, in this order; empty = the system places them.
@@ -64,6 +66,7 @@ impl Config {
             precision: Precision::Bf16,
             device: "cpu".to_owned(),
             shard: Vec::new(),
+            allow_paging: false,
             threads: None,
             cpus: Vec::new(),
             spin: Duration::from_micros(100),

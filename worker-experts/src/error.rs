@@ -12,6 +12,9 @@ pub enum Error {
     /// A shard does not fit the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The shards do not fit this machine.
+    #[error(transparent)]
+    Memory(#[from] tandem_model::budget::Short),
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),

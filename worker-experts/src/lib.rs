@@ -8,6 +8,7 @@
 //! | [`bank`] | the slices of the experts that a shard owns → one backend bank per layer, with progress |
 //! | [`status`] | what the coordinator hears with each heartbeat |
 //! | [`config`], [`error`], [`telemetry`], [`identity`] | settings, failures, metrics, who this process is |
+//! | [`memory`] | what a worker needs of its device, before it allocates |
 //! | [`fault`] | deliberate faults for tests |
 //!
 //! Everything here is stateless maths over resident weights: a dispatch may be repeated anywhere at any time and gives the same partial.
@@ -21,6 +22,7 @@ pub mod error;
 pub mod exec;
 pub mod fault;
 pub mod identity;
+pub mod memory;
 pub mod service;
 pub mod status;
 pub mod telemetry;

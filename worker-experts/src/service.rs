@@ -26,7 +26,7 @@ use tandem_proto::{
 };
 use tandem_runtime::{Health, Latch, Shutdown, admin, metrics as recorder};
 
-use crate::{Config, Error, LoadProgress, ShardEngine, batcher::Batcher, identity, status::Status, telemetry};
+use crate::{Config, Error, LoadProgress, ShardEngine, batcher::Batcher, identity, memory, status::Status, telemetry};
 
 /// Version of control.v1, attn.v1 and experts.v1 taken together.
 const PROTOCOL_VERSION: u32 = 1;
@@ -186,10 +186,12 @@ impl<B: Backend> Worker<B> {
     ) -> Result<Option<ExpertServer>, Error> {
         let (checkpoint, backend) = (Arc::clone(&self.checkpoint), Arc::clone(&self.backend));
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
+        let max_rows = (self.config.max_rows as usize).min(BATCH_ROWS);
+        memory::check(&self.config.name, memory::needs(&checkpoint, &shards, max_rows), self.config.allow_paging)?;
         self.status.lock().load(total);
         self.latch.close(format!("loading {:.2} GiB of experts", total as f64 / f64::from(1 << 30)));
         let shown = self.latch.progress();
-        let (status, max_rows) = (Arc::clone(&self.status), (self.config.max_rows as usize).min(BATCH_ROWS));
+        let status = Arc::clone(&self.status);
         let fault = self.config.fault.clone().filter(|f| f.worker.as_ref().is_none_or(|w| *w == self.config.name));
         let ids: Vec<u32> = shards.iter().map(|s| s.id).collect();
         let loading = blocking(move || {

@@ -46,6 +46,18 @@ impl CpuBackend {
     }
 }
 
+/// Elements of the scratch that all threads share for wide products and index scores.
+fn wide_scratch(rows: usize, context: usize) -> usize {
+    (64 * 64 * 512).min(rows.saturating_mul(64 * 512)).max(context)
+}
+
+/// Bytes of scratch for steps of up to `rows` rows and contexts of up to `context` tokens.
+pub(crate) fn scratch_bytes(rows: usize, context: usize, threads: usize) -> u64 {
+    let shared = (rows as u64).saturating_mul(16_384).saturating_add(wide_scratch(rows, context) as u64);
+    let each = (64 << 10) + (64 << 10).max(context as u64) + 2 * context as u64;
+    shared.saturating_add(each.saturating_mul(threads as u64)).saturating_mul(4)
+}
+
 impl Backend for CpuBackend {
     type Buf = CpuBuf;
     type Weight = CpuWeight;
@@ -68,8 +80,8 @@ impl Backend for CpuBackend {
     fn reserve(&self, rows: usize, context: usize) -> Result<(), BackendError> {
         // Ops grow their scratch to what a shape needs and keep it; this takes the bulk of it ahead: rows of the widest products, a
         // context's index scores.
-        let wide = (64 * 64 * 512).min(rows * 64 * 512).max(context);
-        self.room("scratch", ((rows * 16_384 + wide) * 4) as u64)?;
+        let wide = wide_scratch(rows, context);
+        self.room("scratch", scratch_bytes(rows, context, self.engine.pool.threads()))?;
         let mut scratch = self.scratch.lock();
         scratch.wide.sized(wide);
         scratch.rounded.sized(rows * 4096);

@@ -44,6 +44,7 @@ mod state;
 
 use parking_lot::Mutex;
 
+pub(crate) use backend::scratch_bytes;
 pub use buf::{CpuBank, CpuBatch, CpuBuf, CpuWeight};
 pub use isa::Isa;
 pub use state::CpuState;

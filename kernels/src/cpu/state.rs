@@ -11,7 +11,7 @@
 use half::bf16;
 
 use super::aligned::Aligned;
-use crate::StateSpec;
+use crate::{StateSpec, support::StateBytes};
 
 /// Pools of a page are padded to this many lanes.
 pub(super) const POOL_LANES: usize = 16;
@@ -51,10 +51,17 @@ impl CpuState {
 
     /// Bytes that [`CpuState::new`] takes.
     pub(super) fn bytes(spec: &StateSpec, bf16: bool) -> u64 {
+        let StateBytes { slots, pages } = Self::pools(spec, bf16);
+        slots.saturating_add(pages)
+    }
+
+    /// The same, of slots and pages apart.
+    pub(crate) fn pools(spec: &StateSpec, bf16: bool) -> StateBytes {
         let s = Sizes::of(spec);
         let slot = spec.kda_layers * (s.conv + s.kda) + spec.mla_layers * s.tail;
         let page = spec.mla_layers * (s.latent_page * if bf16 { 2 } else { 4 } + 4 * s.pooled_page);
-        (spec.slots * slot * 4 + spec.pages * page) as u64
+        let of = |count: usize, each: usize| (count as u64).saturating_mul(each as u64);
+        StateBytes { slots: of(spec.slots, slot * 4), pages: of(spec.pages, page) }
     }
 
     pub(super) fn sizes(&self) -> Sizes {

@@ -57,6 +57,11 @@ pub enum Command {
         #[command(subcommand)]
         action: ConfigAction,
     },
+    /// Say whether checkpoints can be served, from their headers alone
+    ///
+    /// Prints PASS or REFUSED with the reason for each checkpoint: a folder, a GGUF file or set, or whatever of these lies below a folder.
+    /// Files may be headers without data. The exit code is not 0 where one is refused.
+    Check(CheckArgs),
     /// Look at this machine: cores, memory, instruction sets, loopback latency
     Doctor(DoctorArgs),
     /// Write man pages or shell completions
@@ -256,6 +261,26 @@ pub struct LoadArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+/// `tandem check`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CheckArgs {
+    /// Checkpoints: folders or .gguf files, or folders to search for them
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Kinds of device that must have kernels for every stored type, comma-separated
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "KINDS", default_value = "cpu")]
+    pub device: Vec<values::Kind>,
+    /// Print one JSON object a line
+    #[arg(long, conflicts_with = "report")]
+    pub jsonl: bool,
+    /// Print a page in Markdown for each: bytes by part and type, experts by layer, what was skipped or narrowed
+    #[arg(long)]
+    pub report: bool,
+    /// Also read values: norms, histograms and element order of three experts of each layer
+    #[arg(long)]
+    pub semantic: bool,
 }
 
 /// `tandem doctor`.

@@ -123,6 +123,24 @@ impl fmt::Display for Device {
     }
 }
 
+/// A kind of device that `tandem check` asks kernels of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// CPUs
+    Cpu,
+    /// NVIDIA GPUs
+    Cuda,
+}
+
+impl From<Kind> for tandem_kernels::DeviceKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Cpu => Self::Cpu,
+            Kind::Cuda => Self::Cuda,
+        }
+    }
+}
+
 /// A device of an expert worker in `tandem up --experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExpertDevice {

@@ -12,5 +12,5 @@ mod restart;
 mod supervisor;
 
 pub use cores::spin_us;
-pub use plan::{available_memory, gib};
+pub use plan::available_memory;
 pub use supervisor::run;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tandem_model::{Checkpoint, Geometry, ShardPlan};
 
-use crate::cli::values::Device;
+use crate::{bytes::gib, cli::values::Device};
 
 /// What one process will hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,13 +166,6 @@ pub fn available_memory() -> Option<u64> {
     Some((kib * 1024).min(group))
 }
 
-/// GiB with as many decimals as a small model needs.
-pub fn gib(bytes: u64) -> String {
-    const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
-    let value = bytes as f64 / GIB;
-    if value < 1.0 { format!("{value:.3}") } else { format!("{value:.1}") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,11 +190,5 @@ mod tests {
         let text = plan.to_string();
         assert!(text.contains("resident experts layers=3-4,experts=0-7") && text.contains("GiB"), "{text}");
         std::fs::remove_dir_all(cache).expect("clean up");
-    }
-
-    #[test]
-    fn gib_has_useful_digits() {
-        assert_eq!(gib(17 << 20), "0.017");
-        assert_eq!(gib(163 * (1 << 30) + (1 << 29)), "163.5");
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
-use super::plan::gib;
+use crate::bytes::gib;
 
 /// How often the workers are asked.
 pub const INTERVAL: Duration = Duration::from_millis(300);

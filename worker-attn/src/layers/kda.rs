@@ -38,12 +38,12 @@ impl Columns {
     }
 }
 
-impl<B: Backend> Kda<B> {
-    /// Width of the fused projection.
-    pub fn stride(d: &Dims) -> usize {
-        Columns::new(d).stride
-    }
+/// Width of the fused projection.
+pub fn stride(d: &Dims) -> usize {
+    Columns::new(d).stride
+}
 
+impl<B: Backend> Kda<B> {
     /// Loads the `index`-th KDA layer.
     ///
     /// # Errors

@@ -34,12 +34,12 @@ fn columns(d: &Dims, indexer: bool) -> Columns {
     Columns { key, gate, weights, stride: if indexer { weights + d.indexer.heads } else { key } }
 }
 
-impl<B: Backend> Mla<B> {
-    /// Width of the widest fused projection.
-    pub fn stride(d: &Dims) -> usize {
-        columns(d, true).stride
-    }
+/// Width of the widest fused projection.
+pub fn stride(d: &Dims) -> usize {
+    columns(d, true).stride
+}
 
+impl<B: Backend> Mla<B> {
     /// Loads the `index`-th MLA layer.
     ///
     /// # Errors

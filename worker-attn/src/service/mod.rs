@@ -181,6 +181,9 @@ impl<B: Backend> Worker<B> {
     }
 
     async fn load_model(&self, local: Vec<Shard>) -> Result<Model<B>, Error> {
+        let threads = self.config.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
+        let needs = crate::memory::needs(&self.checkpoint, self.limits, self.config.precision, &local, threads);
+        tandem_worker_experts::memory::check(&self.config.name, needs, self.config.allow_paging)?;
         self.latch.close("loading weights");
         let (backend, checkpoint, status) = (Arc::clone(&self.backend), Arc::clone(&self.checkpoint), Arc::clone(&self.status));
         let shown = self.latch.progress();

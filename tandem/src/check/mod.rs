@@ -1,0 +1,60 @@
+//! `tandem check`: whether checkpoints can be served, from their headers alone.
+//!
+//! `find.rs` says which checkpoints the paths stand for, `verdict.rs` looks at one with the loader's own code, `report.rs` prints the
+//! long form.
+
+mod find;
+mod report;
+#[cfg(all(test, feature = "demo"))]
+mod tests;
+mod verdict;
+
+use tandem_runtime::process;
+
+use self::verdict::Verdict;
+use crate::{bytes::gib, cli::CheckArgs, failure::Failure};
+
+/// Looks at every checkpoint and prints a verdict each.
+///
+/// # Errors
+/// When one is refused: the exit code tells scripts, the reasons are printed.
+pub fn run(args: &CheckArgs) -> Result<(), Failure> {
+    let kinds: Vec<_> = args.device.iter().map(|kind| (*kind).into()).collect();
+    let paths: Vec<_> = args.paths.iter().flat_map(|path| find::checkpoints(path)).collect();
+    let mut refused = 0;
+    for path in &paths {
+        let verdict = Verdict::of(path, &kinds, args.semantic);
+        refused += usize::from(verdict.is_refused());
+        let text = if args.jsonl {
+            serde_json::to_string(&verdict).map_err(|error| Failure::internal(error.to_string()))? + "\n"
+        } else if args.report {
+            report::report(&verdict)
+        } else {
+            line(&verdict)
+        };
+        process::print(&text);
+    }
+    match refused {
+        0 => Ok(()),
+        n => Err(Failure::config(format!("{n} of {} checkpoints refused", paths.len()))),
+    }
+}
+
+/// The short form: one line, and one for each warning.
+fn line(verdict: &Verdict) -> String {
+    let mut text = match &verdict.reason {
+        Some(reason) => format!("REFUSED  {}: {reason}\n", verdict.path),
+        None => {
+            let what = verdict.checkpoint.as_ref().map_or_else(String::new, |c| {
+                let stub = if c.stub { ", headers only" } else { "" };
+                format!(" ({}, {} tensors in {} files, {} GiB{stub})", c.format, c.tensors, c.files, gib(c.bytes))
+            });
+            format!("PASS     {}{what}\n", verdict.path)
+        }
+    };
+    let warnings = verdict.checkpoint.iter().flat_map(|c| &c.warnings);
+    for note in warnings.chain(verdict.semantic.iter().flat_map(|v| &v.notes)) {
+        text += &format!("         note: {note}\n");
+    }
+    text
+}

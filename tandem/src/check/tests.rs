@@ -1,0 +1,302 @@
+//! Every release and every shipped mix passes as a stub; what is wrong with a stub is named.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tandem_kernels::DeviceKind;
+use tandem_model::{
+    demo,
+    gguf::{TensorInfo, write::Typed},
+    stubs::{
+        self, GgufStub, Mix, Release,
+        gguf::HeadCounts,
+        mixes::MIXES,
+        release::{self, StubTensor},
+    },
+    synthetic::{Preset, TextConfig},
+};
+use tandem_quant::DType;
+
+use super::{line, report::report, verdict::Verdict};
+
+const CPU: &[DeviceKind] = &[DeviceKind::Cpu];
+/// A vocabulary short enough for many files.
+const TOKENS: usize = 400;
+
+/// Tokenizer and template of the demo model: their ids fit every vocabulary here but the smallest.
+fn text() -> Vec<(&'static str, &'static [u8])> {
+    demo::FILES.iter().filter(|(name, _)| name.starts_with("tokenizer") || name.starts_with("chat")).copied().collect()
+}
+
+fn look(path: &Path) -> Verdict {
+    let verdict = Verdict::of(path, CPU, false);
+    serde_json::to_string(&verdict).expect("serialises");
+    assert!(line(&verdict).starts_with(verdict.verdict) && report(&verdict).contains(verdict.verdict));
+    verdict
+}
+
+/// The reason of a refusal.
+#[track_caller]
+fn refused(path: &Path) -> String {
+    let verdict = look(path);
+    assert_eq!(verdict.verdict, "REFUSED", "{verdict:?}");
+    verdict.reason.expect("a refusal has a reason")
+}
+
+#[test]
+fn every_release_passes() {
+    let root = tempfile::tempdir().expect("writable");
+    for (release, types, narrowed) in [
+        (Release::Bf16, &["BF16", "F32"][..], 0),
+        (Release::Fp8, &["BF16", "F32", "F8_E4M3"], 0),
+        (Release::LibertAi, &["BF16", "F32", "NVFP4 (packed pairs)"], 0),
+        (Release::LibertAiScales, &["BF16", "F32", "NVFP4 (packed pairs)"], 0),
+        (Release::RedHat, &["BF16", "NVFP4 (packed pairs)"], 4 * 45 + 2 * 34 + 42),
+        (Release::Nvidia, &["BF16", "F32", "NVFP4 (packed pairs)"], 0),
+        (Release::Quark, &["BF16", "F32", "MXFP4 (packed pairs)"], 0),
+    ] {
+        let dir = root.path().join(release.name());
+        release.write(&dir, &text()).expect("writable");
+        let verdict = look(&dir);
+        assert_eq!(verdict.reason, None, "{}", release.name());
+        let c = verdict.checkpoint.expect("read");
+        assert!(c.stub && c.chat_template && c.tokenizer_tokens.is_some());
+        assert_eq!(c.layers, [45, 34, 11, 42]);
+        assert_eq!(c.types.keys().copied().collect::<Vec<_>>(), types, "{}", release.name());
+        assert_eq!(c.skipped.len(), 2, "draft block and vision tower: {:?}", c.skipped);
+        assert_eq!(c.narrowed.len(), narrowed, "{}", release.name());
+        assert!(!c.warnings.iter().any(|w| w.contains("unknown")), "{:?}", c.warnings);
+        std::fs::remove_dir_all(dir).expect("clean up");
+    }
+}
+
+#[test]
+fn every_shipped_mix_passes() {
+    let root = tempfile::tempdir().expect("writable");
+    for (i, mix) in MIXES.iter().enumerate() {
+        let folder = root.path().join(format!("{}-{}", mix.publisher, mix.name));
+        mix.stub(TOKENS).write(&folder, &mix.stem(), [1, 3, 5][i % 3]).expect("writable");
+    }
+    let paths = super::find::checkpoints(root.path());
+    assert_eq!(paths.len(), MIXES.len());
+    for path in paths {
+        let verdict = look(&path);
+        assert_eq!(verdict.reason, None, "{}", verdict.path);
+        let c = verdict.checkpoint.expect("read");
+        assert!(c.stub && c.chat_template && c.without_kernel["cpu"].is_empty());
+        assert_eq!((c.tokenizer_tokens.is_some(), c.eos_token_ids.len()), (true, 3));
+        assert!(c.warnings.iter().all(|w| w.contains("draft (MTP)")), "{}: {:?}", verdict.path, c.warnings);
+    }
+}
+
+/// The whole vocabulary and all dialects of the keys.
+#[test]
+fn a_full_vocabulary_and_other_dialects_pass() {
+    let root = tempfile::tempdir().expect("writable");
+    let whole = Mix::find("unsloth", "UD-IQ1_S").expect("a mix").stub(154_880).write(root.path(), "whole", 3).expect("writable");
+    let c = look(&whole).checkpoint.expect("read");
+    assert_eq!(c.eos_token_ids, [154_820, 154_827, 154_829]);
+    assert!(c.warnings.iter().all(|w| w.contains("draft")), "{:?}", c.warnings);
+
+    let types = |_: &str, shape: &[usize]| if shape.len() > 1 { DType::Bf16 } else { DType::F32 };
+    let config = stubs::config();
+    for (arch, counts, mtp) in [("glm5next", HeadCounts::PerLayer, true), ("glm5-next", HeadCounts::PerBlock, false)] {
+        let config = TextConfig { mtp, ..config.clone() };
+        let stub = GgufStub::new(&config, arch, counts, TOKENS, types);
+        let path = stub.write(root.path(), arch, 1).expect("writable");
+        assert_eq!(look(&path).reason, None, "{arch}");
+    }
+    let mut old = GgufStub::new(&config, "glm5next", HeadCounts::Absent, TOKENS, types);
+    for (key, value) in [("ssm.state_size", 128), ("attention.indexer.block_size", 4)] {
+        old.set(&format!("glm5next.{key}"), Typed::U32(value));
+    }
+    for key in ["kda.head_dim", "kda.gate_lower_bound", "attention.indexer.kpool", "attention.key_length_mla", "attention.value_length_mla"]
+    {
+        old.unset(&format!("glm5next.{key}"));
+    }
+    assert_eq!(look(&old.write(root.path(), "old", 1).expect("writable")).reason, None);
+}
+
+/// A small model in the published layout, with one thing wrong.
+fn safetensors(root: &Path, change: impl FnOnce(&mut Value, &mut Vec<StubTensor>)) -> PathBuf {
+    let (mut config, mut tensors) = (Release::Fp8.config(), Release::Fp8.tensors_of(&small()));
+    config["text_config"] = small().to_json(false)["text_config"].clone();
+    change(&mut config, &mut tensors);
+    let dir = root.join("hf");
+    let _ = std::fs::remove_dir_all(&dir);
+    release::write(&config, &tensors, 2, &dir, &text()).expect("writable");
+    dir
+}
+
+/// Sizes for quick stubs; rows are whole blocks of every type, and the demo's tokenizer fits.
+fn small() -> TextConfig {
+    TextConfig { vocab: 2048, eos: vec![1492], mtp: true, ..Preset::Tinyk.config() }
+}
+
+#[test]
+fn broken_safetensors_stubs_are_refused_by_name() {
+    let root = tempfile::tempdir().expect("writable");
+    let root = root.path();
+    assert_eq!(look(&safetensors(root, |_, _| {})).reason, None);
+
+    let missing = refused(&safetensors(root, |_, t| t.retain(|t| !t.name.contains("layers.3.mlp.experts.2."))));
+    assert!(missing.contains("layers.3.mlp.experts.2.gate_proj.weight") && missing.contains("got nothing"), "{missing}");
+    let bank = refused(&safetensors(root, |_, t| t.retain(|t| !t.name.contains("layers.2.mlp.experts."))));
+    assert!(bank.contains("layers.2.mlp.experts.0.gate_proj.weight"), "{bank}");
+    let shape = refused(&safetensors(root, |_, t| {
+        let embed = t.iter_mut().find(|t| t.name.ends_with("embed_tokens.weight")).expect("there");
+        embed.shape[1] = 128;
+    }));
+    assert!(shape.contains("embed_tokens.weight: needed shape [2048, 256]") && shape.contains("got [2048, 128]"), "{shape}");
+    let scale =
+        refused(&safetensors(root, |_, t| t.retain(|t| t.name != "model.language_model.layers.2.mlp.experts.0.up_proj.weight_scale_inv")));
+    assert!(scale.contains("experts.0.up_proj.weight") && scale.contains("weight_scale_inv"), "{scale}");
+    let experts = refused(&safetensors(root, |c, _| c["text_config"]["n_routed_experts"] = 268_435_456.into()));
+    assert!(experts.contains("layers.2.mlp.gate.weight") && experts.contains("268435456"), "{experts}");
+    let config = refused(&safetensors(root, |c, _| c["text_config"]["hidden_size"] = "wide".into()));
+    assert!(config.contains("text_config.hidden_size: needed a whole number") && config.contains("\"wide\""), "{config}");
+
+    let dir = safetensors(root, |_, _| {});
+    std::fs::remove_file(dir.join("tokenizer.json")).expect("there");
+    let tokenizer = refused(&dir);
+    assert!(tokenizer.contains("tokenizer.json") && tokenizer.contains("a checkpoint needs"), "{tokenizer}");
+    let other = refused(&{
+        let dir = safetensors(root, |c, t| {
+            c["text_config"]["vocab_size"] = 1500.into();
+            t.iter_mut().filter(|t| t.name.contains("embed_tokens") || t.name.contains("lm_head")).for_each(|t| t.shape[0] = 1500);
+        });
+        std::fs::write(dir.join("generation_config.json"), "{}").expect("writable");
+        dir
+    });
+    assert!(other.contains("vocabulary has 1500"), "{other}");
+
+    let dir = safetensors(root, |_, _| {});
+    std::fs::remove_file(dir.join("chat_template.jinja")).expect("there");
+    std::fs::write(dir.join("tokenizer_config.json"), "{}").expect("writable");
+    let base = look(&dir);
+    assert!(
+        base.reason.is_none()
+            && base.checkpoint.is_some_and(|c| !c.chat_template && c.warnings.iter().any(|w| w.contains("chat template")))
+    );
+    std::fs::write(dir.join("chat_template.jinja"), "{% for %}").expect("writable");
+    assert!(refused(&dir).contains("chat_template.jinja: line 1"));
+
+    // Part of the data is there: that is no stub, but a download that broke off.
+    let dir = safetensors(root, |_, _| {});
+    let file = dir.join("model-00001-of-00002.safetensors");
+    let mut bytes = std::fs::read(&file).expect("there");
+    bytes.extend([0; 100]);
+    std::fs::write(&file, bytes).expect("writable");
+    assert!(refused(&dir).contains("truncated"));
+    assert!(refused(&root.join("nowhere")).contains("no such"));
+    let semantic = Verdict::of(&safetensors(root, |_, _| {}), CPU, true).reason.expect("no data");
+    assert!(semantic.contains("--semantic") && semantic.contains("header-only stub"), "{semantic}");
+}
+
+/// A small model as one GGUF file, Q4_K, with one thing wrong.
+fn gguf(root: &Path, shards: usize, change: impl FnOnce(&mut GgufStub)) -> PathBuf {
+    let types = |name: &str, shape: &[usize]| match shape {
+        [_] => DType::F32,
+        _ if name.contains("conv1d") => DType::F32,
+        [.., row] if row % 256 == 0 => DType::Q4K,
+        _ => DType::F16,
+    };
+    let mut stub = GgufStub::new(&small(), "glm5-next", HeadCounts::PerBlock, TOKENS, types);
+    change(&mut stub);
+    let dir = root.join("gguf");
+    let _ = std::fs::remove_dir_all(&dir);
+    stub.write(&dir, "small", shards).expect("writable")
+}
+
+#[test]
+fn broken_gguf_stubs_are_refused_by_name() {
+    let root = tempfile::tempdir().expect("writable");
+    let root = root.path();
+    assert_eq!(look(&gguf(root, 1, |_| {})).reason, None);
+    let retype = |stub: &mut GgufStub, name: &str, id: u32| stub.tensor(name).expect("there").ggml_type = id;
+
+    let bank = refused(&gguf(root, 1, |s| s.tensors.retain(|t| t.name != "blk.3.ffn_up_exps.weight")));
+    assert!(bank.contains("layers.3.mlp.experts.up_proj") && bank.contains("got nothing"), "{bank}");
+    let shape = refused(&gguf(root, 1, |s| s.tensor("blk.2.ffn_down_exps.weight").expect("there").shape[0] = 3));
+    assert!(shape.contains("blk.2.ffn_down_exps.weight: needed shape [4, 256, 256]") && shape.contains("[3, 256, 256]"), "{shape}");
+    for (id, name) in [
+        (34, "TQ1_0"),
+        (35, "TQ2_0"),
+        (31, "removed"),
+        (36, "removed"),
+        (41, "Q1_0"),
+        (144, "ik_llama.cpp"),
+        (77, "ggml type 77"),
+        (100, "ROCmFP"),
+    ] {
+        let unknown = refused(&gguf(root, 1, |s| retype(s, "blk.2.ffn_gate_exps.weight", id)));
+        assert!(unknown.contains("blk.2.ffn_gate_exps.weight") && unknown.contains(name), "{unknown}");
+    }
+    assert_eq!(look(&gguf(root, 1, |s| retype(s, "blk.4.ffn_gate_exps.weight", 144))).reason, None, "the draft block is not served");
+    let codebook = refused(&gguf(root, 1, |s| retype(s, "blk.2.ffn_down_exps.weight", 105)));
+    assert!(codebook.contains("a codebook for layer 2, Down") && codebook.contains("p4mix"), "{codebook}");
+    let place = refused(&gguf(root, 1, |s| retype(s, "blk.2.ffn_gate_exps.weight", 105)));
+    assert!(place.contains("in ffn_down_exps only"), "{place}");
+    // IQ1_M, NVFP4 embeddings and unlike gate and up types may be refused elsewhere: here they work.
+    assert_eq!(look(&gguf(root, 1, |s| retype(s, "blk.2.ffn_gate_exps.weight", 29))).reason, None);
+    assert_eq!(look(&gguf(root, 1, |s| retype(s, "token_embd.weight", 40))).reason, None);
+
+    let tokenizer = refused(&gguf(root, 1, |s| s.unset("tokenizer.ggml.tokens")));
+    assert!(tokenizer.contains("tokenizer.ggml.tokens: needed an array"), "{tokenizer}");
+    let pre = refused(&gguf(root, 1, |s| s.set("tokenizer.ggml.pre", Typed::Str("llama-bpe".into()))));
+    assert!(pre.contains("tokenizer.ggml.pre") && pre.contains("llama-bpe"), "{pre}");
+    let base = look(&gguf(root, 1, |s| s.unset("tokenizer.chat_template")));
+    assert!(base.reason.is_none() && base.checkpoint.is_some_and(|c| c.warnings.iter().any(|w| w.contains("chat template"))));
+
+    let draft = refused(&gguf(root, 1, |s| s.keep_draft(&small())));
+    assert!(draft.contains("MTP-only draft"), "{draft}");
+    let arch = refused(&gguf(root, 1, |s| s.set("general.architecture", Typed::Str("dflash".into()))));
+    assert!(arch.contains("general.architecture") && arch.contains("dflash") && arch.contains("another model"), "{arch}");
+    let projector = refused(&gguf(root, 1, |s| s.set("general.type", Typed::Str("mmproj".into()))));
+    assert!(projector.contains("mmproj"), "{projector}");
+    let star = refused(&gguf(root, 1, |s| s.tensor("blk.0.attn_q.weight").expect("there").name = "blk.0.kda_q.weight".into()));
+    assert!(star.contains("DwarfStar"), "{star}");
+    let rope = refused(&gguf(root, 1, |s| s.set("glm5-next.rope.dimension_count", Typed::U32(64))));
+    assert!(rope.contains("rope.dimension_count: needed 0, got 64"), "{rope}");
+
+    let twice = refused(&gguf(root, 1, |s| {
+        let again: TensorInfo = s.tensors[0].clone();
+        s.tensors.push(again);
+    }));
+    assert!(twice.contains("the name twice"), "{twice}");
+    let path = gguf(root, 3, |_| {});
+    assert_eq!(look(&path).reason, None);
+    let second = path.with_file_name("small-00002-of-00003.gguf");
+    assert_eq!(look(&second).reason, None, "any shard stands for its set");
+    std::fs::rename(&second, path.with_file_name("kept")).expect("there");
+    let sibling = refused(&path);
+    assert!(sibling.contains("small-00002-of-00003.gguf") && sibling.contains("no such file"), "{sibling}");
+    std::fs::copy(path.with_file_name("small-00003-of-00003.gguf"), &second).expect("there");
+    let swapped = refused(&path);
+    assert!(swapped.contains("needed shard 2 of 3") && swapped.contains("split.no 2"), "{swapped}");
+
+    // A total that does not add up: two files of a set that was cut into three tensors more.
+    let path = gguf(root, 2, |_| {});
+    let other = gguf(&root.join("other"), 2, |s| s.tensors.truncate(10));
+    std::fs::copy(other.with_file_name("small-00002-of-00002.gguf"), path.with_file_name("small-00002-of-00002.gguf")).expect("there");
+    let total = refused(&path);
+    assert!(total.contains("split.tensors.count") && total.contains("got 10"), "{total}");
+
+    // Some of the data: no stub.
+    let path = gguf(root, 1, |_| {});
+    let mut bytes = std::fs::read(&path).expect("there");
+    bytes.extend([0; 100]);
+    std::fs::write(&path, bytes).expect("writable");
+    assert!(refused(&path).contains("truncated"));
+    std::fs::write(&path, b"GGUF").expect("writable");
+    assert!(refused(&path).contains("the version"));
+}
+
+#[test]
+fn a_device_without_kernels_is_a_refusal() {
+    let root = tempfile::tempdir().expect("writable");
+    let path = gguf(root.path(), 1, |_| {});
+    let verdict = Verdict::of(&path, &DeviceKind::ALL, false);
+    let reason = verdict.reason.expect("no CUDA kernels yet");
+    assert!(reason.contains("no cuda kernel for") && reason.contains("tensor "), "{reason}");
+}

@@ -1,0 +1,36 @@
+//! What an expert worker needs of its device's memory, known before anything is allocated.
+//!
+//! Neighbours: `batcher.rs` has the buffers, `bank.rs` the weights; `tandem plan` and `tandem up` ask here.
+
+use tandem_model::{
+    Checkpoint, Geometry, Shard,
+    budget::{Needs, Room, Short, fits},
+};
+use tandem_runtime::memory;
+
+/// Everything but weights, for dispatches of up to `max_rows` rows: the joined batch, and the hidden rows of the experts that it chooses.
+pub fn pools(g: &Geometry, max_rows: usize) -> Needs {
+    let row = 3 * g.hidden + 2 * g.topk + g.topk * g.moe_intermediate;
+    Needs { workspace: (max_rows as u64).saturating_mul(4 * row as u64), ..Needs::default() }
+}
+
+/// All of it, with the weights of the worker's shards.
+pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize) -> Needs {
+    Needs { weights: shards.iter().map(|shard| checkpoint.shard_bytes(shard)).sum(), ..pools(checkpoint.geometry(), max_rows) }
+}
+
+/// The memory of this machine that the process may use; `None` where it cannot be known.
+pub fn room() -> Option<Room> {
+    memory::free().map(|free| Room { device: "cpu".to_owned(), bytes: free.bytes, origin: free.bound.to_string() })
+}
+
+/// Refuses what does not fit this machine, before anything is loaded. `paging`: weights may stay on disk.
+///
+/// # Errors
+/// [`Short`], with what would work.
+pub fn check(name: &str, needs: Needs, paging: bool) -> Result<(), Short> {
+    const HINT: &str = "use a machine with more memory, fewer layers or experts per worker, lower --kv-tokens and --max-batch, or \
+                        --allow-paging to read weights from disk as they are needed (slow)";
+    let Some(room) = room() else { return Ok(()) };
+    fits(&[(name, needs)], &room, paging).map_err(|short| Short { hint: HINT.to_owned(), ..short })
+}
