@@ -205,11 +205,7 @@ impl Checkpoint {
 
     /// Bytes of the routed experts' weights in a shard (every expert of a layer counts alike).
     pub fn shard_bytes(&self, shard: &Shard) -> u64 {
-        let g = &self.geometry;
-        let cells = u128::from(shard.experts.end - shard.experts.start) * u128::from(shard.ffn.end - shard.ffn.start);
-        let all = (g.experts as u128 * g.moe_intermediate as u128).max(1);
-        let layers = shard.layers.iter().cloned().flatten();
-        layers.map(|layer| (u128::from(self.routed_bytes(layer as usize)) * cells / all) as u64).sum()
+        shard.layer_ids().map(|layer| shard.share_of(&self.geometry, self.routed_bytes(layer as usize))).sum()
     }
 
     /// Bytes of all routed experts of one layer.

@@ -5,6 +5,8 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
+use crate::Geometry;
+
 /// Layers × experts × a slice of the intermediate dimension. Ranges are half-open here and inclusive in text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Shard {
@@ -29,6 +31,12 @@ impl Shard {
         self.layers.iter().cloned().flatten()
     }
 
+    /// The shard's part of `bytes`, the weights of all routed experts of one of its layers (every expert counts alike).
+    pub fn share_of(&self, g: &Geometry, bytes: u64) -> u64 {
+        let cells = u128::from(self.experts.end - self.experts.start) * u128::from(self.ffn.end - self.ffn.start);
+        (u128::from(bytes) * cells / (g.experts as u128 * g.moe_intermediate as u128).max(1)) as u64
+    }
+
     /// Whether the two share a (layer, expert, index) cell.
     pub fn overlaps(&self, other: &Shard) -> bool {
         let meet = |a: &Range<u32>, b: &Range<u32>| a.start.max(b.start) < a.end.min(b.end);
@@ -44,7 +52,7 @@ impl Shard {
 }
 
 /// Consecutive numbers as ranges; `ids` ascend.
-pub(crate) fn ranges_of(ids: impl IntoIterator<Item = u32>) -> Vec<Range<u32>> {
+pub fn ranges_of(ids: impl IntoIterator<Item = u32>) -> Vec<Range<u32>> {
     let mut ranges: Vec<Range<u32>> = Vec::new();
     for id in ids {
         match ranges.last_mut() {

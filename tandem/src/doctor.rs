@@ -11,9 +11,9 @@ use std::{
 
 use serde::Serialize;
 
-use tandem_runtime::process;
+use tandem_runtime::{memory, process};
 
-use crate::{bytes::gib, cli::DoctorArgs, failure::Failure, up};
+use crate::{bytes::gib, cli::DoctorArgs, failure::Failure, probe};
 
 /// Size of one hop's payload of a decode row: hidden 4096 in bf16.
 const PAYLOAD: usize = 8192;
@@ -29,6 +29,8 @@ struct Findings {
     cpu: Option<String>,
     instruction_sets: Vec<&'static str>,
     memory_free_bytes: Option<u64>,
+    /// All cores together, from memory.
+    memory_read_gb_per_s: f64,
     /// 8 KiB each way, TCP_NODELAY on both sides.
     loopback_p50_us: f64,
     loopback_p99_us: f64,
@@ -50,7 +52,8 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         cores: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         cpu: cpu_model(),
         instruction_sets: instruction_sets(),
-        memory_free_bytes: up::available_memory(),
+        memory_free_bytes: memory::free().map(|free| free.bytes),
+        memory_read_gb_per_s: probe::read_bandwidth() / 1e9,
         loopback_p50_us: micros(percentile(&fast, 50)),
         loopback_p99_us: micros(percentile(&fast, 99)),
         loopback_nagle_p50_us: micros(percentile(&slow, 50)),
@@ -82,6 +85,7 @@ impl fmt::Display for Findings {
         if let Some(bytes) = self.memory_free_bytes {
             writeln!(f, "memory        {} GiB free", gib(bytes))?;
         }
+        writeln!(f, "              {:.1} GB/s read by all cores", self.memory_read_gb_per_s)?;
         writeln!(f, "loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", self.loopback_p50_us, self.loopback_p99_us)?;
         writeln!(f, "              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", self.loopback_nagle_p50_us)?;
         for problem in &self.problems {
@@ -109,6 +113,14 @@ fn instruction_sets() -> Vec<&'static str> {
     {
         vec![std::env::consts::ARCH]
     }
+}
+
+/// The median round trip of a decode row over this machine's loopback, TCP_NODELAY on both sides.
+///
+/// # Errors
+/// No loopback.
+pub fn loopback() -> io::Result<Duration> {
+    round_trips(true, 200).map(|times| percentile(&times, 50))
 }
 
 /// Times `count` exchanges of a header and a payload, written separately as a careless sender would.

@@ -1,7 +1,7 @@
 //! The `tandem` binary: one command line over all roles and tools.
 //!
 //! `cli/` defines the commands, `roles.rs` turns their arguments into the role crates' configurations and runs them, `up/`
-//! supervises a whole instance, `check/`, `bench/`, `doctor.rs` and `generate.rs` are tools.
+//! supervises a whole instance, `check/`, `plan/`, `bench/`, `doctor.rs` and `generate.rs` are tools.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,8 @@ mod doctor;
 mod failure;
 mod generate;
 mod model;
+mod plan;
+mod probe;
 mod roles;
 mod up;
 
@@ -65,6 +67,7 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
             Ok(())
         }
         Command::Check(args) => check::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(args),
         Command::Generate(args) => generate::run(&args.what).map_err(|error| Failure::unavailable(error.to_string())),
     }

@@ -85,6 +85,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         device: args.join.device.to_string(),
         threads: cores.threads,
         cpus: cores.cpus,
+        allow_paging: args.compute.allow_paging,
         max_batch: limits.max_batch as usize,
         max_seq_len: limits.max_seq_len.map(|tokens| tokens as usize),
         kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
@@ -102,7 +103,9 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         worker::run(config, shutdown).await.map_err(|error| {
             use worker::Error;
             let code = match &error {
-                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Limit { .. } | Error::Join(_) => exit::CONFIG,
+                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Limit { .. } | Error::Memory(_) | Error::Join(_) => {
+                    exit::CONFIG
+                }
                 Error::Bind { .. } => exit::UNAVAILABLE,
                 _ => exit::INTERNAL,
             };
@@ -142,6 +145,7 @@ pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
         shard,
         threads: cores.threads,
         cpus: cores.cpus,
+        allow_paging: args.compute.allow_paging,
         spin: cores.spin,
         admin: Some(args.join.admin),
         drain_timeout: args.common.shutdown_timeout.0,
@@ -153,7 +157,7 @@ pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
         worker::run(config, shutdown).await.map_err(|error| {
             use worker::Error;
             let code = match &error {
-                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Join(_) => exit::CONFIG,
+                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Memory(_) | Error::Join(_) => exit::CONFIG,
                 Error::Bind { .. } => exit::UNAVAILABLE,
                 _ => exit::INTERNAL,
             };

@@ -32,7 +32,7 @@ use crate::{Config, Error, LoadProgress, ShardEngine, batcher::Batcher, identity
 const PROTOCOL_VERSION: u32 = 1;
 /// Rows computed together at most; longer dispatches go through in parts. More rows would only cost buffers: at this many, every expert has
 /// work enough that reading its weights does not count.
-const BATCH_ROWS: usize = 2048;
+pub const BATCH_ROWS: usize = 2048;
 /// A worker that drains goes once no row came for this long.
 const IDLE: Duration = Duration::from_millis(500);
 /// How often the server's thread is looked at.

@@ -160,6 +160,9 @@ pub struct ComputeArgs {
     /// cores out among CPU workers that wait for each other
     #[arg(long, value_name = "auto|none|LIST", default_value = "auto")]
     pub cpus: Cpus,
+    /// Start even where weights are larger than the memory that is free: they are then read from disk as they are needed, which is slow
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub allow_paging: bool,
     /// Microseconds that a receiver polls before it sleeps, while a step is in flight; chosen from the cores if not given
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,

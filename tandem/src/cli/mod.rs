@@ -62,6 +62,11 @@ pub enum Command {
     /// Prints PASS or REFUSED with the reason for each checkpoint: a folder, a GGUF file or set, or whatever of these lies below a folder.
     /// Files may be headers without data. The exit code is not 0 where one is refused.
     Check(CheckArgs),
+    /// Print what goes where on given devices, whether it fits, and what a token would take, from headers alone
+    ///
+    /// Devices are this machine's CPUs, or whatever --device describes. Nothing is started and no weight is read. The exit code is not 0
+    /// where a device is too small; the message says what would fit.
+    Plan(PlanArgs),
     /// Look at this machine: cores, memory, instruction sets, loopback latency
     Doctor(DoctorArgs),
     /// Write man pages or shell completions
@@ -281,6 +286,48 @@ pub struct CheckArgs {
     /// Also read values: norms, histograms and element order of three experts of each layer
     #[arg(long)]
     pub semantic: bool,
+}
+
+/// `tandem plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// Model.
+    #[command(flatten)]
+    pub model: args::ModelArgs,
+    /// Split.
+    #[command(flatten)]
+    pub split: args::SplitArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: args::AttnLimits,
+    /// A device: its memory and, for the time of a token, its read bandwidth, e.g. cuda:0=141GiB,4500GB/s or cpu=64GiB,20GB/s (repeatable)
+    #[arg(long, value_name = "NAME=MEMORY[,BANDWIDTH]", help_heading = "Devices")]
+    pub device: Vec<crate::plan::device::DeviceSpec>,
+    /// Device of the attention worker: cpu (this machine, unless --device says otherwise), cpu:N or cuda:N
+    #[arg(long, value_name = "NAME", default_value = "cpu", help_heading = "Devices")]
+    pub attn: String,
+    /// Devices of the expert workers, one worker each, comma-separated [default: cpu, or none with --resident-layers all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Devices")]
+    pub experts: Vec<String>,
+    /// Compute threads of a CPU worker; as many as this machine has cores if not given
+    #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+    /// Weights on CPUs may be larger than free memory: they are then read from disk as they are needed
+    #[arg(long, help_heading = "Devices")]
+    pub allow_paging: bool,
+    /// Microseconds of one hop to the expert workers and back; measured on this machine's loopback if not given
+    #[arg(long, value_name = "US", help_heading = "Time", value_parser = positive)]
+    pub hop_us: Option<f64>,
+    /// Tokens that the sequence has already
+    #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Time")]
+    pub context: usize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0).ok_or_else(|| format!("{text:?} is no number of at least 0"))
 }
 
 /// `tandem doctor`.

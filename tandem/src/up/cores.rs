@@ -94,7 +94,7 @@ mod tests {
     const SPLITS: [Split; 3] = [Split::Layers, Split::Experts, Split::Ffn];
 
     fn args(threads: Option<u32>, cpus: Cpus) -> ComputeArgs {
-        ComputeArgs { threads, cpus, spin_us: None }
+        ComputeArgs { threads, cpus, allow_paging: false, spin_us: None }
     }
 
     fn list(share: &Share) -> &[usize] {

@@ -1,16 +1,14 @@
 //! `tandem up`: all roles on one machine, as child processes.
 //!
-//! `plan.rs` says what goes where, `children.rs` how each role is started, `restart.rs` what a death means, `supervisor.rs` runs
+//! `crate::plan` says what goes where, `children.rs` how each role is started, `restart.rs` what a death means, `supervisor.rs` runs
 //! it all, `progress.rs` shows how far loading is, `cores.rs` shares the cores out.
 
 mod child;
 mod children;
 mod cores;
-mod plan;
 mod progress;
 mod restart;
 mod supervisor;
 
 pub use cores::spin_us;
-pub use plan::available_memory;
 pub use supervisor::run;

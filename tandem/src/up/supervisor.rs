@@ -7,7 +7,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use tandem_model::{Checkpoint, ShardPlan};
+use tandem_model::Checkpoint;
 use tandem_runtime::{Shutdown, config::Setting, exit, process, signals};
 use tokio::{
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
@@ -18,17 +18,17 @@ use super::{
     child::{Child, Note, Spec},
     children::{self, Recipe},
     cores::{self, Share},
-    plan::{Limits, Plan},
     progress::{self, Loading, say},
     restart::{Cause, History, Verdict},
 };
 use crate::{
     cli::{
         UpArgs,
-        values::{Device, Dtype, ExpertDevice, LogFormat},
+        values::{Device, ExpertDevice, LogFormat},
     },
     failure::Failure,
     model,
+    plan::{self, layout::Ask, sizes::Sizes},
 };
 
 /// How long the coordinator may take to say where workers join.
@@ -53,14 +53,14 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     let started = Instant::now();
     check_port(&args.http.host, args.http.port)?;
     let prepared = prepare(&args).await?;
-    say(&prepared.plan.to_string());
+    say(&prepared.plan);
 
     let recipe = Recipe {
         settings,
         model: &prepared.model.dir,
         served_model_name: &prepared.model.name,
         expert_workers: prepared.experts.len(),
-        max_seq_len: prepared.plan.max_seq_len,
+        max_seq_len: prepared.max_seq_len,
     };
     let (notes, inbox) = mpsc::unbounded_channel();
     let drain_limit = args.common.shutdown_timeout.0 + STOP_GRACE;
@@ -93,7 +93,8 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
 
 struct Prepared {
     model: model::Located,
-    plan: Plan,
+    plan: String,
+    max_seq_len: u64,
     /// Names and devices of the expert workers.
     experts: Vec<(String, Device)>,
     attn_share: Share,
@@ -118,21 +119,27 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         }
         some => some.iter().filter_map(|device| device.device()).collect(),
     };
-    let split = args.split.split.into();
-    let shards = ShardPlan::with_block(checkpoint.geometry(), split, devices.len(), &resident, checkpoint.ffn_block())
-        .map_err(|error| Failure::config(error.to_string()))?;
+    // All workers of one machine share its memory.
+    let sizes = Sizes::of(&checkpoint);
+    let limits = plan::limits(&args.limits, checkpoint.geometry())?;
+    let ask = Ask {
+        attn: 0,
+        experts: vec![0; devices.len()],
+        split: args.split.split.into(),
+        resident,
+        limits,
+        precision: args.model.dtype.into(),
+        threads: args.compute.threads.map_or_else(plan::cores, |n| n as usize),
+        paging: args.compute.allow_paging,
+    };
+    let layout = plan::layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
+    let here: Vec<_> = plan::device::this_machine().into_iter().collect();
+    let lines = plan::text::lines(&sizes, &layout, &here);
+    plan::check(&sizes, &layout, &here).map_err(|short| plan::refusal(&short))?;
     let experts: Vec<(String, Device)> =
         devices.into_iter().enumerate().map(|(index, device)| (format!("experts-{index}"), device)).collect();
-    let max_seq_len = args.limits.longest(checkpoint.geometry())?;
-    let limits = Limits {
-        kv_tokens: args.limits.kv_tokens,
-        max_batch: args.limits.max_batch,
-        max_seq_len,
-        cache_elem: if args.model.dtype == Dtype::F32 { 4 } else { 2 },
-    };
-    let plan = Plan::new(&checkpoint, &shards, limits, args.attn, &experts);
     let (attn_share, expert_shares) = cores::shares(&args.compute, args.split.split, experts.len());
-    Ok(Prepared { model, plan, attn_share, expert_shares, experts })
+    Ok(Prepared { model, plan: lines.trim_end().to_owned(), max_seq_len: limits.max_seq_len as u64, attn_share, expert_shares, experts })
 }
 
 /// Fails early, and with the holder's name, where the port is taken. The coordinator binds it a moment later.

@@ -1,0 +1,117 @@
+//! What goes where: processes, their devices, and what each needs of memory. Pure: the same numbers always give the same plan.
+//!
+//! Neighbours: `sizes.rs` is the checkpoint, `device.rs` the devices; the workers' own `memory.rs` say what they allocate; `advise.rs`
+//! looks for a layout that fits where this one does not.
+
+use tandem_kernels::{DeviceKind, Precision};
+use tandem_model::{
+    PlanError, Resident, Shard, ShardPlan, Split,
+    budget::{Needs, Room, Short, fits},
+};
+use tandem_worker_attn::RunnerLimits;
+use tandem_worker_experts::service::BATCH_ROWS;
+
+use super::sizes::Sizes;
+
+/// A device that processes are placed on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Device {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Its name, and the memory that plans may use of it.
+    pub room: Room,
+    /// Bytes that it reads in a second, where known.
+    pub bandwidth: Option<f64>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    /// Device of the attention worker, by its place in the list.
+    pub attn: usize,
+    /// Devices of the expert workers.
+    pub experts: Vec<usize>,
+    /// How the experts are cut.
+    pub split: Split,
+    /// What the attention worker keeps.
+    pub resident: Resident,
+    /// Steps and pools.
+    pub limits: RunnerLimits,
+    /// Of activations and caches.
+    pub precision: Precision,
+    /// Compute threads of a CPU worker.
+    pub threads: usize,
+    /// Weights may stay on disk.
+    pub paging: bool,
+}
+
+/// A process and what it needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// `attn`, `experts-0` …
+    pub name: String,
+    /// Its device, by its place in the list.
+    pub device: usize,
+    /// Its memory.
+    pub needs: Needs,
+    /// Its shards of the routed experts.
+    pub shards: Vec<Shard>,
+}
+
+/// What goes where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    /// The attention worker, then the expert workers.
+    pub places: Vec<Place>,
+    /// What was asked for.
+    pub ask: Ask,
+}
+
+/// Cuts the experts and adds everything up. Whether it fits is for [`Layout::check`] to say.
+///
+/// # Errors
+/// A split that is impossible with this many workers.
+pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
+    let g = &sizes.geometry;
+    let plan = ShardPlan::with_block(g, ask.split, ask.experts.len(), &ask.resident, sizes.block)?;
+    let of = |ids: &[u32]| -> Vec<Shard> { ids.iter().filter_map(|id| plan.shards.get(*id as usize)).cloned().collect() };
+    let local = of(&plan.local);
+    let partials = (0..g.layers as u32).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
+    let held = |shards: &[Shard]| shards.iter().map(|s| sizes.shard(s)).sum::<u64>();
+    let attn = Needs {
+        weights: sizes.trunk() + held(&local),
+        unpacked: sizes.unpacked,
+        ..tandem_worker_attn::memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
+    };
+    let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];
+    for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {
+        let shards = of(ids);
+        let needs = Needs { weights: held(&shards), ..tandem_worker_experts::memory::pools(g, BATCH_ROWS) };
+        places.push(Place { name: format!("experts-{i}"), device: *device, needs, shards });
+    }
+    Ok(Layout { places, ask: ask.clone() })
+}
+
+impl Layout {
+    /// Checks that every device has room for its processes. Weights can stay on disk on CPUs only.
+    ///
+    /// # Errors
+    /// The first device that has not, with both numbers.
+    pub fn check(&self, devices: &[Device]) -> Result<(), Short> {
+        for (i, device) in devices.iter().enumerate() {
+            let here: Vec<(&str, Needs)> = self.on(i).map(|p| (p.name.as_str(), p.needs)).collect();
+            fits(&here, &device.room, self.ask.paging && device.kind == DeviceKind::Cpu)?;
+        }
+        Ok(())
+    }
+
+    /// The processes of a device.
+    pub fn on(&self, device: usize) -> impl Iterator<Item = &Place> {
+        self.places.iter().filter(move |p| p.device == device)
+    }
+
+    /// What a device's processes need together.
+    pub fn needed(&self, device: usize) -> u64 {
+        self.on(device).map(|p| p.needs.total()).fold(0, u64::saturating_add)
+    }
+}

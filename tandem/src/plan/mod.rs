@@ -1,0 +1,192 @@
+//! `tandem plan`: what goes where, whether it fits, and what a token would take, from the checkpoint's headers alone.
+//!
+//! | file | idea |
+//! |---|---|
+//! | [`sizes`] | the checkpoint in numbers |
+//! | [`device`] | devices from flags, or this machine |
+//! | [`layout`] | processes on devices, and the check that they fit |
+//! | [`advise`] | what would work where they do not |
+//! | [`time`] | milliseconds of a token by part |
+//! | [`text`] | all of it in words and as JSON |
+//!
+//! `tandem up` makes and checks its plan with the same code.
+
+pub mod advise;
+pub mod device;
+pub mod layout;
+pub mod sizes;
+#[cfg(test)]
+mod tests;
+pub mod text;
+pub mod time;
+
+use std::{num::NonZeroUsize, thread};
+
+use tandem_model::{Checkpoint, Geometry, Resident, budget::Short};
+use tandem_runtime::process;
+use tandem_worker_attn::RunnerLimits;
+
+use self::{
+    layout::{Ask, Device, Layout},
+    sizes::Sizes,
+};
+use crate::{
+    cli::{PlanArgs, args::AttnLimits},
+    doctor,
+    failure::Failure,
+    model, probe,
+};
+
+/// Makes a plan and prints it.
+///
+/// # Errors
+/// When flags or checkpoint are wrong, or a device is too small: both numbers, and what would work.
+pub fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let located = model::locate(&args.model, None)?;
+    let checkpoint = Checkpoint::open_headers(&located.dir).map_err(|error| Failure::config(error.to_string()))?;
+    let sizes = Sizes::of(&checkpoint);
+    let resident = args.split.resident()?;
+    let (mut devices, attn, experts) = devices(args, &resident)?;
+    let ask = Ask {
+        attn,
+        experts,
+        split: args.split.split.into(),
+        resident,
+        limits: limits(&args.limits, &sizes.geometry)?,
+        precision: args.model.dtype.into(),
+        threads: args.threads.map_or_else(cores, |n| n as usize),
+        paging: args.allow_paging,
+    };
+    let layout = layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
+    let short = check(&sizes, &layout, &devices).err();
+    let most = advise::most_tokens(&sizes, &devices, &ask);
+    let mut timing = None;
+    if short.is_none() {
+        for device in devices.iter_mut().filter(|d| d.bandwidth.is_none() && d.room.device == "cpu" && args.device.is_empty()) {
+            device.bandwidth = Some(probe::read_bandwidth());
+        }
+        let hop = match args.hop_us {
+            Some(us) => us / 1e6,
+            None => doctor::loopback().map_err(|e| Failure::unavailable(format!("loopback: {e}; give --hop-us")))?.as_secs_f64(),
+        };
+        let context = args.context.min(ask.limits.max_seq_len);
+        timing = time::timing(&sizes, &layout, &devices, context, hop);
+    }
+    if args.json {
+        print_json(&sizes, &layout, &devices, &short, most, timing)?;
+    } else {
+        let mut out = text::lines(&sizes, &layout, &devices);
+        if let Some(most) = most.filter(|_| short.is_none()) {
+            out += &format!("          the caches could hold {most} tokens\n");
+        }
+        match &timing {
+            Some(timing) => out += &text::timing_lines(timing),
+            None if short.is_none() => out += "token     unknown: give --device NAME=MEMORY,BANDWIDTH for every device in use\n",
+            None => {}
+        }
+        process::print(&out);
+    }
+    short.map_or(Ok(()), |short| Err(refusal(&short)))
+}
+
+/// Checks that a layout fits; a refusal says what would.
+///
+/// # Errors
+/// The first device that is too small.
+pub fn check(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> Result<(), Short> {
+    layout.check(devices).map_err(|short| {
+        let hint = advise::hint(sizes, devices, &layout.ask, &short);
+        Short { hint, ..short }
+    })
+}
+
+/// A refusal as the command's failure.
+pub fn refusal(short: &Short) -> Failure {
+    let paging = if short.device.starts_with("cpu") { "; --allow-paging reads weights from disk as they are needed (slow)" } else { "" };
+    Failure::config(format!("{short}{paging}"))
+}
+
+/// The attention worker's limits, as it would take them.
+///
+/// # Errors
+/// A sequence that is longer than model and cache allow.
+pub fn limits(args: &AttnLimits, geometry: &Geometry) -> Result<RunnerLimits, Failure> {
+    let max_batch = args.max_batch as usize;
+    Ok(RunnerLimits {
+        max_rows: (args.max_num_batched_tokens as usize).max(max_batch),
+        max_batch,
+        max_seq_len: usize::try_from(args.longest(geometry)?).unwrap_or(usize::MAX),
+        kv_tokens: usize::try_from(args.kv_tokens).unwrap_or(usize::MAX),
+    })
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// The devices in use, and which of them the attention worker and the expert workers take.
+fn devices(args: &PlanArgs, resident: &Resident) -> Result<(Vec<Device>, usize, Vec<usize>), Failure> {
+    let mut list: Vec<Device> = args.device.iter().map(device::DeviceSpec::device).collect();
+    if let Some(twice) = (1..list.len()).find(|i| list[..*i].iter().any(|d| d.room.device == list[*i].room.device)) {
+        return Err(Failure::usage(format!("--device {}: given twice", list[twice].room.device)));
+    }
+    let mut find = |flag: &str, name: &str| -> Result<usize, Failure> {
+        if let Some(at) = list.iter().position(|d| d.room.device == name) {
+            return Ok(at);
+        }
+        match device::kind_of(name) {
+            Some(tandem_kernels::DeviceKind::Cpu) if name == "cpu" => {
+                let here = device::this_machine().ok_or_else(|| {
+                    Failure::usage(format!("{flag} cpu: this machine does not say how much memory is free; give --device cpu=MEMORY"))
+                })?;
+                list.push(here);
+                Ok(list.len() - 1)
+            }
+            Some(_) => {
+                Err(Failure::usage(format!("{flag} {name}: give its memory with --device {name}=MEMORY or {name}=MEMORY,BANDWIDTH")))
+            }
+            None => Err(Failure::usage(format!("{flag} {name}: no such device; needed cpu, cpu:N or cuda:N"))),
+        }
+    };
+    let attn = find("--attn", &args.attn)?;
+    let names: Vec<&str> = match args.experts.as_slice() {
+        [] if *resident == Resident::All => Vec::new(),
+        [] => vec!["cpu"],
+        [one] if one == "none" => Vec::new(),
+        some => some.iter().map(String::as_str).collect(),
+    };
+    let experts = names.into_iter().map(|name| find("--experts", name)).collect::<Result<_, _>>()?;
+    Ok((list, attn, experts))
+}
+
+fn print_json(
+    sizes: &Sizes,
+    layout: &Layout,
+    devices: &[Device],
+    short: &Option<Short>,
+    most: Option<usize>,
+    token: Option<time::Timing>,
+) -> Result<(), Failure> {
+    let (devices, processes) = text::json_parts(layout, devices);
+    let refusal = short.as_ref().map(|s| text::JsonRefusal {
+        device: s.device.clone(),
+        needed: s.needed,
+        available: s.available,
+        hint: s.hint.clone(),
+    });
+    let json = text::Json {
+        model: &sizes.name,
+        model_bytes: sizes.total(),
+        fits: short.is_none(),
+        refusal,
+        devices,
+        processes,
+        kv_tokens: layout.ask.limits.kv_tokens,
+        most_kv_tokens: most,
+        token,
+    };
+    let text = serde_json::to_string(&json).map_err(|error| Failure::internal(error.to_string()))?;
+    process::print(&format!("{text}\n"));
+    Ok(())
+}
