@@ -1,4 +1,4 @@
-//! `tandem generate`: man pages and completions from the command-line definition in `cli/`.
+//! `tandem generate`: man pages and completions from the command-line definition in `cli/`, and stubs of checkpoints.
 
 use std::{fs, io, path::Path};
 
@@ -19,7 +19,43 @@ pub fn run(what: &Generate) -> io::Result<()> {
             io::Write::write_all(&mut io::stdout(), &text)
         }
         Generate::Man { dir } => man(command, dir),
+        Generate::Stub { name, dir } => stub(name, dir),
     }
+}
+
+/// Vocabulary of a GGUF stub: the model's.
+const TOKENS: usize = 154_880;
+
+fn stub(name: &str, dir: &Path) -> io::Result<()> {
+    use tandem_model::stubs::{Mix, Release, mixes::MIXES};
+    let all = name == "all";
+    let place = |folder: &str| if all { dir.join(folder.replace('/', "-")) } else { dir.to_owned() };
+    let releases: Vec<Release> = Release::ALL.into_iter().filter(|r| all || r.name() == name).collect();
+    let title = |mix: &Mix| format!("{}/{}", mix.publisher, mix.name);
+    let mixes: Vec<&Mix> = MIXES.iter().filter(|m| all || title(m) == name).collect();
+    if releases.is_empty() && mixes.is_empty() {
+        let known: Vec<String> = Release::ALL.iter().map(|r| r.name().to_owned()).chain(MIXES.iter().map(title)).collect();
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no stub {name:?}; needed all, or one of {}", known.join(", "))));
+    }
+    for release in releases {
+        release.write(&place(release.name()), &text_files()).map_err(io::Error::other)?;
+    }
+    for mix in mixes {
+        mix.stub(TOKENS).write(&place(&title(mix)), &mix.stem(), 3).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Tokenizer and template for safetensors stubs: the demo model's.
+#[cfg(feature = "demo")]
+fn text_files() -> Vec<(&'static str, &'static [u8])> {
+    let text = |name: &str| name.starts_with("tokenizer") || name.starts_with("chat_template");
+    tandem_model::demo::FILES.iter().filter(|(name, _)| text(name)).copied().collect()
+}
+
+#[cfg(not(feature = "demo"))]
+fn text_files() -> Vec<(&'static str, &'static [u8])> {
+    Vec::new()
 }
 
 fn man(mut root: clap::Command, dir: &Path) -> io::Result<()> {

@@ -7,8 +7,8 @@
 
 mod bench;
 mod bytes;
-mod check;
 mod chat;
+mod check;
 mod cli;
 mod client;
 mod ctl;

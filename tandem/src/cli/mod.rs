@@ -355,6 +355,16 @@ pub enum Generate {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// A published checkpoint as headers without data, a few MB, to try `tandem check` and `tandem plan` with
+    #[command(hide = true)]
+    Stub {
+        /// A release (bf16, fp8, libertai-nvfp4 …) or a mix (unsloth/UD-IQ1_S …); `all` writes every one into folders of its own
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The folder; made if it is not there.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
     /// One man page for tandem and one for each command, into a folder
     Man {
         /// The folder; made if it is not there.

@@ -60,7 +60,11 @@ fn devices(dice: &mut Dice) -> Vec<Device> {
     let device = |i: usize, dice: &mut Dice| {
         let kind = DeviceKind::ALL[dice.roll(2)];
         let bandwidth = (dice.roll(4) > 0).then(|| dice.size(43) as f64);
-        Device { kind, room: Room { device: format!("{}:{i}", kind.name()), bytes: dice.size(14) << 28, origin: "given".into() }, bandwidth }
+        Device {
+            kind,
+            room: Room { device: format!("{}:{i}", kind.name()), bytes: dice.size(14) << 28, origin: "given".into() },
+            bandwidth,
+        }
     };
     (0..1 + dice.roll(4)).map(|i| device(i, dice)).collect()
 }
