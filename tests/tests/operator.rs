@@ -75,6 +75,12 @@ async fn an_instance_can_be_looked_at_talked_to_and_drained() {
     assert_eq!(again.body["choices"][0]["message"], direct.body["choices"][0]["message"], "{}", cluster.stderr());
     cluster.wait_for_stderr("restarted", Duration::from_secs(20));
     assert_ne!(cluster.pids("tandem-experts"), before);
+    for _ in 0..200 {
+        if tandem(&["ctl", "health", "--url", &url]).0 == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 
     // The whole: a request that runs is finished, then everything ends with 0.
     let body = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true, "return_token_ids": true});
