@@ -33,8 +33,8 @@ impl Screen {
             return;
         }
         let text = visible(text);
-        if self.last.is_some_and(|last| last != is_reasoning) && !self.at_start {
-            write(is_reasoning && !self.terminal, "\n");
+        if let Some(before) = self.last.filter(|before| *before != is_reasoning && !self.at_start) {
+            write(before && !self.terminal, "\n");
         }
         match (is_reasoning, self.terminal) {
             (true, true) => write(false, &format!("{DIM}{text}{PLAIN}")),
@@ -48,7 +48,7 @@ impl Screen {
     /// Ends the answer.
     pub fn end(&mut self, summary: Option<&str>) {
         if !self.at_start {
-            write(false, "\n");
+            write(self.last == Some(true) && !self.terminal, "\n");
         }
         (self.last, self.at_start) = (None, true);
         if let (true, Some(summary)) = (self.terminal, summary) {
