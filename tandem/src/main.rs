@@ -29,7 +29,7 @@ use tandem_runtime::{
     exit, logs, process,
 };
 
-use cli::{Cli, Command, ConfigAction, args::CommonArgs, values};
+use cli::{Cli, Command, ConfigAction, Layered, args::CommonArgs, values};
 use failure::Failure;
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run(argv: &[OsString]) -> Result<(), Failure> {
-    let resolved = resolve(argv)?;
+    let resolved = resolve(&Cli::command(), argv)?;
     let cli = Cli::from_arg_matches(&resolved.matches).map_err(|error| Failure::usage(error.to_string()))?;
     match cli.command {
         Command::Up(args) => {
@@ -61,9 +61,7 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
         Command::Chat(args) => block_on(1, chat::run(args)),
         Command::Ctl(args) => block_on(1, ctl::run(args)),
         Command::Config { action: ConfigAction::Show { command, flags } } => {
-            let argv: Vec<OsString> = ["tandem", command.name()].iter().map(OsString::from).chain(flags).collect();
-            let shown = resolve(&argv)?;
-            process::print(&config::render(command.name(), &shown.settings));
+            process::print(&shown_settings(command, flags)?);
             Ok(())
         }
         Command::Check(args) => check::run(&args),
@@ -73,11 +71,18 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
     }
 }
 
-/// Merges flags, environment and file. Help and version requests are answered here.
-fn resolve(argv: &[OsString]) -> Result<Resolved, Failure> {
+/// What `tandem config show COMMAND FLAGS` prints. Nothing is required: who asks what is set need not set all of it.
+fn shown_settings(command: Layered, flags: Vec<OsString>) -> Result<String, Failure> {
+    let argv: Vec<OsString> = ["tandem", command.name()].iter().map(OsString::from).chain(flags).collect();
+    let relaxed = Cli::command().mut_subcommands(|sub| sub.mut_args(|arg| arg.required(false)));
+    Ok(config::render(command.name(), &resolve(&relaxed, &argv)?.settings))
+}
+
+/// Merges flags, environment and file under the command line `root`. Help and version requests are answered here.
+fn resolve(root: &clap::Command, argv: &[OsString]) -> Result<Resolved, Failure> {
     let env: Vec<(String, String)> =
         std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())).collect();
-    config::resolve(&Cli::command(), argv, &env).map_err(|error| match error {
+    config::resolve(root, argv, &env).map_err(|error| match error {
         ConfigError::CommandLine(error) => {
             let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
             let _ = error.print();
@@ -108,4 +113,17 @@ fn block_on<T>(threads: usize, future: impl Future<Output = Result<T, Failure>>)
     // A thread that is stuck in blocking work must not keep the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_without_the_flags_that_a_start_needs() {
+        let shown = shown_settings(Layered::Attn, vec!["--max-batch".into(), "4".into()]).expect("nothing is required");
+        assert!(shown.contains("max-batch = 4"), "{shown}");
+        assert!(shown.contains("# coordinator is not set"), "{shown}");
+        assert!(shown_settings(Layered::Attn, vec!["--max-batch".into(), "0".into()]).is_err());
+    }
 }

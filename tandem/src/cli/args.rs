@@ -13,7 +13,7 @@ use tandem_model::{Geometry, Resident};
 
 use crate::failure::Failure;
 
-use super::values::{Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
+use super::values::{self, Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
 
 /// Flags of every role.
 #[derive(Clone, Debug, Args)]
@@ -75,7 +75,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "N", default_value_t = 8000)]
     pub port: u16,
     /// Model name in the APIs; the folder's name if not given
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub served_model_name: Option<String>,
     /// Requests that may wait for a place in the batch; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 256)]
@@ -84,7 +84,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub max_logprobs: i64,
     /// Deadline of a request, from arrival to its last token
-    #[arg(long, value_name = "TIME", default_value = "30m")]
+    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = values::above_zero)]
     pub request_timeout: Seconds,
     /// Aliases for dashboards of other servers
     #[arg(long, value_enum, default_value = "vllm")]
@@ -112,10 +112,10 @@ pub struct AttnLimits {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_batch: u32,
     /// Longest sequence, prompt and answer together; what the checkpoint and --kv-tokens allow if not given
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_seq_len: Option<u32>,
     /// Tokens that the latent cache holds over all sequences
-    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(2..))]
     pub kv_tokens: u64,
     /// Tokens in one step, decode and prefill together; a longer prompt is taken in chunks
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
@@ -154,7 +154,7 @@ impl AttnLimits {
 #[command(next_help_heading = "Cores")]
 pub struct ComputeArgs {
     /// Compute threads of each worker process; chosen from the cores of the machine if not given
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Cores for the compute threads, one each, in this order, e.g. 0-3,8; none: the system places them; auto: `tandem up` shares the
     /// cores out among CPU workers that wait for each other

@@ -240,16 +240,16 @@ pub struct LoadArgs {
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
     /// Prompt length of each request, in tokens
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: u32,
     /// Tokens to generate for each request (ignore_eos is set)
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub output_tokens: u32,
     /// Requests in flight at once
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: u32,
     /// Requests in all, warm-up not counted
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub requests: u32,
     /// Requests before the measurement
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -258,7 +258,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Token ids are drawn below this number; it must not exceed the vocabulary
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub vocab: u32,
     /// Give up on a request after this long
     #[arg(long, value_name = "TIME", default_value = "10m")]
@@ -396,6 +396,32 @@ mod tests {
                 let first = seen.entry(long.to_owned()).or_insert_with(|| described.clone());
                 assert_eq!(first, &described, "--{long} differs in {}", command.get_name());
             }
+        }
+    }
+
+    /// Values that parse but could never serve a request or measure one.
+    #[test]
+    fn values_that_cannot_work_are_refused_by_flag() {
+        for (command, flag, values) in [
+            ("up", "--max-seq-len", ["0", "1"]),
+            ("up", "--kv-tokens", ["0", "1"]),
+            ("up", "--threads", ["0", "1025"]),
+            ("up", "--request-timeout", ["0", "0ms"]),
+            ("up", "--served-model-name", ["", ""]),
+            ("bench", "--requests", ["0", "-1"]),
+            ("bench", "--concurrency", ["0", "-1"]),
+            ("bench", "--prompt-tokens", ["0", "-1"]),
+            ("bench", "--output-tokens", ["0", "-1"]),
+            ("bench", "--vocab", ["0", "-1"]),
+        ] {
+            for value in values {
+                let flag_and_value = format!("{flag}={value}");
+                let error = Cli::try_parse_from(["tandem", command, &flag_and_value]).expect_err(&flag_and_value);
+                assert!(error.to_string().contains(flag), "{flag_and_value}: {error}");
+            }
+        }
+        for fine in ["--max-seq-len=2", "--kv-tokens=2", "--threads=1024", "--request-timeout=1ms", "--served-model-name=x"] {
+            Cli::try_parse_from(["tandem", "up", fine]).unwrap_or_else(|error| panic!("{fine}: {error}"));
         }
     }
 

@@ -28,6 +28,14 @@ impl FromStr for Seconds {
     }
 }
 
+/// Reads a duration that must not be zero: a deadline that has passed before a request begins lets none through.
+pub fn above_zero(text: &str) -> Result<Seconds, String> {
+    match text.parse()? {
+        Seconds(Duration::ZERO) => Err(format!("{text:?} is no time at all; write one above zero, e.g. 30s")),
+        time => Ok(time),
+    }
+}
+
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}s", self.0.as_secs_f64())
