@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::cluster::Cluster;
 use crate::core::Core;
 use crate::engine::{
-    AdmissionError, GenerateRequest, Generation, GenerationError, GenerationEvent, Inner, Limits, Readiness, SamplingParams,
+    AdmissionError, ErrorCode, GenerateRequest, Generation, GenerationError, GenerationEvent, Inner, Limits, Readiness, SamplingParams,
 };
 use crate::membership::Strictness;
 use crate::stats::Stats;
@@ -36,6 +36,8 @@ pub(crate) struct Instance {
 
 /// How often the warm-up looks whether everybody is there.
 const POLL: Duration = Duration::from_millis(20);
+/// Warm-ups in a row that end in what the checkpoint must be the cause of, until the coordinator gives up.
+const HOPELESS: u32 = 3;
 /// Pause after a warm-up that failed.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -78,7 +80,11 @@ impl Instance {
     }
 
     /// Waits for all workers, then makes tokens that pass through every attention worker and every shard; again until it works.
-    pub(crate) async fn warm_up(&self, cluster: &Cluster, timeout: Duration) {
+    ///
+    /// # Errors
+    /// The tokens were not finite, or not allowed, [`HOPELESS`] times in a row: the checkpoint does that, and no worker's restart will help.
+    pub(crate) async fn warm_up(&self, cluster: &Cluster, timeout: Duration) -> Result<(), GenerationError> {
+        let mut hopeless = 0;
         loop {
             while !cluster.reasons(Strictness::Fresh).is_empty() {
                 tokio::time::sleep(POLL).await;
@@ -95,10 +101,14 @@ impl Instance {
                     if *phase != Phase::Draining {
                         *phase = Phase::Serving;
                     }
-                    return;
+                    return Ok(());
                 }
                 None => {}
                 Some(error) => {
+                    hopeless = if matches!(error.code, ErrorCode::NonFinite | ErrorCode::Invalid) { hopeless + 1 } else { 0 };
+                    if hopeless == HOPELESS {
+                        return Err(error);
+                    }
                     tracing::warn!(code = ?error.code, error = error.message, "warm-up failed; trying again");
                     let mut phase = self.phase.write();
                     if *phase != Phase::Draining {

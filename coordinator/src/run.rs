@@ -131,7 +131,7 @@ impl Coordinator {
             let (cluster, parts) = open(&config, &name, &instance, &health).await?;
             routes.send_replace(Some(api::router(parts)));
             instance.open(Arc::clone(&cluster));
-            instance.warm_up(&cluster, config.request_timeout).await;
+            instance.warm_up(&cluster, config.request_timeout).await.map_err(|error| Error::WarmUp(error.message))?;
             process::announce(&format!("READY http://{http_addr}"));
             tracing::info!(%http_addr, %control_addr, model = name, "ready");
             std::future::pending::<Result<(), Error>>().await

@@ -97,7 +97,7 @@ impl Rig {
 
     /// Waits for the workers and the warm-up.
     async fn ready(&self) {
-        within("warm-up", self.instance.warm_up(&self.cluster, PATIENCE)).await;
+        within("warm-up", self.instance.warm_up(&self.cluster, PATIENCE)).await.expect("tokens can be made");
         within("readiness", async {
             while !self.engine.readiness().ready {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -57,7 +57,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         coordinator::run(config, shutdown).await.map_err(|error| {
             use coordinator::Error;
             let code = match &error {
-                Error::Config(_) | Error::Model(_) | Error::Plan(_) | Error::Text(_) => exit::CONFIG,
+                Error::Config(_) | Error::Model(_) | Error::Plan(_) | Error::Text(_) | Error::WarmUp(_) => exit::CONFIG,
                 Error::Bind { .. } => exit::UNAVAILABLE,
                 Error::Metrics(_) | Error::Server { .. } => exit::INTERNAL,
             };

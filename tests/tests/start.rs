@@ -45,21 +45,58 @@ fn a_folder_without_a_config_is_named() {
 
 #[test]
 fn a_truncated_shard_is_named() {
+    let dir = copy_of_tiny();
+    let shard = shards(dir.path()).pop().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&shard).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    let log = fails(Launch::up().model(dir.path()), SOON);
+    assert!(log.contains(shard.file_name().unwrap().to_str().unwrap()), "{log}");
+}
+
+/// A copy of the tiny checkpoint to damage.
+fn copy_of_tiny() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(checkpoints::tiny()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
     }
-    let shard = std::fs::read_dir(dir.path())
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
-        .max()
-        .unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(&shard).unwrap();
-    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    dir
+}
+
+/// Names of the checkpoint's safetensors files, sorted.
+fn shards(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    files.retain(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    files.sort();
+    files
+}
+
+#[test]
+fn a_checkpoint_that_gives_no_finite_token_ends_the_start() {
+    let dir = copy_of_tiny();
+    for path in shards(dir.path()) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let entries: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+        let Some((_, norm)) = entries.as_object().unwrap().iter().find(|(name, _)| name.ends_with("language_model.norm.weight")) else {
+            continue;
+        };
+        let at = |i: usize| 8 + header + norm["data_offsets"][i].as_u64().unwrap() as usize;
+        bytes[at(0)..at(1)].fill(0xff);
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let log = fails(Launch::up().model(dir.path()), Duration::from_secs(60));
+    assert!(log.contains("no token can be made of this checkpoint"), "{log}");
+}
+
+#[test]
+fn a_pipe_in_place_of_a_shard_is_refused_and_not_waited_for() {
+    let dir = copy_of_tiny();
+    let shard = shards(dir.path()).pop().unwrap();
+    std::fs::remove_file(&shard).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&shard).status().unwrap().success());
     let log = fails(Launch::up().model(dir.path()), SOON);
-    assert!(log.contains(shard.file_name().unwrap().to_str().unwrap()), "{log}");
+    assert!(log.contains(shard.file_name().unwrap().to_str().unwrap()) && log.contains("pipe"), "{log}");
 }
 
 #[test]

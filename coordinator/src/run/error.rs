@@ -33,6 +33,9 @@ pub enum Error {
     /// The metrics recorder.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
+    /// No token can be made of this checkpoint.
+    #[error("no token can be made of this checkpoint: {0}; check it with `tandem check --semantic`, or fetch it again")]
+    WarmUp(String),
     /// A server ended by itself.
     #[error("the {server} server ended: {why}")]
     Server {

@@ -155,6 +155,13 @@ impl Storage {
 
 fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
+    // Opening a pipe would wait for its writer, for ever.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(io(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "a checkpoint's file was needed; this is a folder, pipe or device",
+        )));
+    }
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and private to this process's view; we hand out `&[u8]` of it alone. As with every mapped file, the
     // bytes are undefined if another process writes to it meanwhile, and a shrunk file raises SIGBUS: checkpoints are never changed in
