@@ -300,3 +300,23 @@ fn a_device_without_kernels_is_a_refusal() {
     let reason = verdict.reason.expect("no CUDA kernels yet");
     assert!(reason.contains("no cuda kernel for") && reason.contains("tensor "), "{reason}");
 }
+
+#[test]
+fn the_exit_code_tells_whether_one_is_refused() {
+    let root = tempfile::tempdir().expect("writable");
+    let path = gguf(root.path(), 1, |_| {});
+    let mut args = crate::cli::CheckArgs {
+        paths: vec![root.path().to_owned()],
+        device: vec![crate::cli::values::Kind::Cpu],
+        jsonl: true,
+        report: false,
+        semantic: false,
+    };
+    assert_eq!(super::run(&args), Ok(()));
+    std::fs::write(path.with_file_name("other.gguf"), "GGUF").expect("writable");
+    let failure = super::run(&args).expect_err("one is refused");
+    assert_eq!((failure.code, failure.reason.as_str()), (tandem_runtime::exit::CONFIG, "1 of 2 checkpoints refused"));
+    args.paths = vec![path];
+    args.device.push(crate::cli::values::Kind::Cuda);
+    assert!(super::run(&args).is_err());
+}

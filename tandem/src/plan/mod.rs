@@ -62,7 +62,8 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let most = advise::most_tokens(&sizes, &devices, &ask);
     let mut timing = None;
     if short.is_none() {
-        for device in devices.iter_mut().filter(|d| d.bandwidth.is_none() && d.room.device == "cpu" && args.device.is_empty()) {
+        let given = |name: &str| args.device.iter().any(|d| d.name == name);
+        for device in devices.iter_mut().filter(|d| d.bandwidth.is_none() && !given(&d.room.device)) {
             device.bandwidth = Some(probe::read_bandwidth());
         }
         let hop = match args.hop_us {

@@ -237,3 +237,39 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
         short.hint.strip_prefix("--kv-tokens ").and_then(|h| h.split(' ').next()).expect("a number").parse().expect("a number");
     assert!(tokens > 1 << 20, "{short}");
 }
+
+/// `tandem plan` with flags, over a stub; the failure, if any.
+fn plan(model: &Path, flags: &[&str]) -> Option<crate::failure::Failure> {
+    use clap::Parser as _;
+    let model = format!("--model={}", model.display());
+    let argv = ["tandem", "plan", &model, "--hop-us", "10"].into_iter().chain(flags.iter().copied());
+    let cli = crate::cli::Cli::try_parse_from(argv).unwrap_or_else(|error| panic!("{flags:?}: {error}"));
+    let crate::cli::Command::Plan(args) = cli.command else { panic!("plan") };
+    super::run(&args).err()
+}
+
+#[test]
+fn flags_place_processes_and_wrong_ones_are_named() {
+    let dir = tempfile::tempdir().expect("writable");
+    let model = stubs::Mix::find("ggml-org", "Q4_K").expect("a mix").stub(400).write(dir.path(), "m", 1).expect("writable");
+    let gpu = "--device=cuda:0=32GiB,1792GB/s";
+    assert_eq!(plan(&model, &[gpu, "--device=cpu=192GiB,170GB/s", "--attn=cuda:0"]), None);
+    assert_eq!(plan(&model, &[gpu, "--device=cpu=192GiB", "--attn=cuda:0", "--json"]), None, "no bandwidth: no time, but a plan");
+    let all = ["--device=cuda:0=192GiB", "--attn=cuda:0", "--resident-layers=all"];
+    assert_eq!(plan(&model, &all), None, "no expert worker is needed");
+    let refusals: [(&[&str], u8, &[&str]); 7] = [
+        (&[gpu, "--attn=cuda:1"], 64, &["--attn cuda:1", "--device cuda:1=MEMORY"]),
+        (&[gpu, "--attn=tpu"], 64, &["--attn tpu", "cpu:N or cuda:N"]),
+        (&[gpu, gpu], 64, &["--device cuda:0: given twice"]),
+        (&[gpu, "--attn=cuda:0", "--experts=cuda:0"], 78, &["cuda:0: needed 1", "GiB, got 31.0 GiB", "add a device"]),
+        (&[gpu, "--device=cpu=64GiB", "--attn=cuda:0"], 78, &["cpu: needed 159.7 GiB, got 63.8 GiB", "--allow-paging"]),
+        (&[gpu, "--device=cpu=1GiB", "--attn=cuda:0", "--experts=none"], 78, &["no expert worker is given"]),
+        (&[gpu, "--device=cpu=192GiB", "--attn=cuda:0", "--kv-tokens=100000000"], 78, &["--kv-tokens 1", "would fit"]),
+    ];
+    for (flags, code, needles) in refusals {
+        let failure = plan(&model, flags).unwrap_or_else(|| panic!("{flags:?} is fine"));
+        assert_eq!(failure.code, code, "{failure}");
+        assert!(needles.iter().all(|needle| failure.reason.contains(needle)), "{failure}");
+    }
+    assert_eq!(plan(&model, &[gpu, "--device=cpu=64GiB", "--attn=cuda:0", "--allow-paging"]), None);
+}
