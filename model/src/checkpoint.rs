@@ -235,6 +235,11 @@ impl Checkpoint {
         self.fp8_block
     }
 
+    /// The files.
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
     /// Codebooks of ROCmFP tensors.
     pub(crate) fn codebooks(&self) -> &gguf::sidecar::Codebooks {
         &self.storage.codebooks

@@ -13,6 +13,7 @@
 //! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
 //! | [`census`] | its tensors counted by part, type and layer |
 //! | [`semantic`] | whether experts' values look like weights of this model |
+//! | [`readin`] | bringing mapped weights into memory, at the disk's speed |
 //! | [`tensors`] | typed access for workers: a layer's tensors, an expert's matrices |
 //! | [`fingerprint`] | the identity that two processes compare before they exchange activations |
 //! | [`shard`] | [`Shard`]: layers × experts × a slice of the intermediate dimension |
@@ -42,6 +43,7 @@ pub mod json;
 mod linear;
 pub mod names;
 pub mod plan;
+pub mod readin;
 pub mod resident;
 pub mod semantic;
 pub mod shard;

@@ -5,6 +5,8 @@
 //!
 //! Neighbours: `inventory.rs` has the same names; workers turn these into backend weights.
 
+use std::ops::Range;
+
 use tandem_quant::MatrixSource;
 
 use crate::{
@@ -140,7 +142,14 @@ pub struct DenseTensors {
     pub down: MatrixSource,
 }
 
-/// The matrices of one routed expert, whole.
+impl DenseTensors {
+    /// Gate, up and down.
+    pub fn into_matrices(self) -> [MatrixSource; 3] {
+        [self.gate, self.up, self.down]
+    }
+}
+
+/// The matrices of one routed expert, whole or a slice of its intermediate dimension.
 pub type ExpertMatrices = DenseTensors;
 
 /// What a MoE layer has beside its routed experts.
@@ -240,6 +249,19 @@ impl Checkpoint {
             return Ok(DenseTensors { gate: member("gate_proj")?, up: member("up_proj")?, down: member("down_proj")? });
         }
         self.mlp(&format!("{pre}{expert}."))
+    }
+
+    /// A slice of the intermediate dimension of a routed expert, as windows: rows of gate and up, columns of down.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::expert`]; a cut that does not fall on a block of down_proj.
+    pub fn expert_slice(&self, layer: usize, expert: usize, ffn: &Range<u32>) -> Result<ExpertMatrices, ModelError> {
+        let (whole, ffn) = (self.expert(layer, expert)?, ffn.start as usize..ffn.end as usize);
+        Ok(DenseTensors {
+            gate: whole.gate.row_window(ffn.clone())?,
+            up: whole.up.row_window(ffn.clone())?,
+            down: whole.down.col_window(ffn)?,
+        })
     }
 
     fn hc(&self, pre: &str) -> Result<HcTensors, ModelError> {

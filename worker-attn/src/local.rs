@@ -41,7 +41,7 @@ impl<B: Backend> LocalShards<B> {
         for (place, shard) in order.into_iter().enumerate() {
             let fail = |source| LoadError::Shard { shard: shard.to_string(), source: Box::new(source) };
             let engine = ShardEngine::load(backend, checkpoint, shard, |p| progress(before + p.loaded_bytes, total)).map_err(fail)?;
-            before += engine.bytes();
+            before += checkpoint.shard_bytes(shard);
             loaded.engines.push(engine);
             for layer in shard.layer_ids() {
                 loaded.places[layer as usize].push(place);

@@ -42,7 +42,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, LoadError> {
         let geometry = checkpoint.geometry().clone();
         let dims = Dims::new(&geometry);
-        let weights = Weights::load(&*backend, &dims, checkpoint, &mut |done, all| progress("trunk", done as u64, all as u64))?;
+        let weights = Weights::load(&*backend, &dims, checkpoint, &mut |done, all| progress("trunk", done, all))?;
         let local = LocalShards::load(&backend, dims.layers, checkpoint, local, &mut |done, all| progress("local shards", done, all))?;
         Ok(Self { backend, geometry, dims, weights, local })
     }

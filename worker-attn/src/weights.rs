@@ -5,6 +5,8 @@
 //!
 //! Neighbours: `tandem_model` hands out the tensors, `layers/` know their blocks, `model.rs` adds the local shards.
 
+use std::time::Instant;
+
 use tandem_kernels::{Backend, BackendError, MhcWeights};
 use tandem_model::{Checkpoint, FfnTensors, MixerTensors, ModelError, MoeTensors};
 
@@ -84,23 +86,23 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Loads the trunk; `progress` hears how many of how many parts are done.
+    /// Reads the trunk into memory, and puts it on the device; `progress` hears how many of how many bytes are read.
     ///
     /// # Errors
-    /// The checkpoint or the device, naming the layer.
-    pub fn load(b: &B, d: &Dims, checkpoint: &Checkpoint, progress: &mut dyn FnMut(usize, usize)) -> Result<Self, LoadError> {
+    /// The checkpoint, the disk or the device, naming the layer.
+    pub fn load(b: &B, d: &Dims, checkpoint: &Checkpoint, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
         let at = |place: String| move |source| LoadError::Backend { place, source };
-        let parts = d.layers + 2;
+        let started = Instant::now();
+        let read = checkpoint.read_in_trunk(progress)? as f64 / 1e9;
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!(gb = read, seconds, gb_per_s = read / seconds.max(1e-9), "trunk read into memory");
         let embed = b.weight(&[checkpoint.embed()?]).map_err(at("embedding".to_owned()))?;
-        progress(1, parts);
         let (mut kda, mut mla) = (0, 0);
         let mut layers = Vec::with_capacity(d.layers);
         for i in 0..d.layers {
             layers.push(load_layer(b, d, checkpoint, i, &mut kda, &mut mla)?);
-            progress(i + 2, parts);
         }
         let head = Head::load(b, &checkpoint.final_norm()?, &checkpoint.lm_head()?).map_err(at("head".to_owned()))?;
-        progress(parts, parts);
         Ok(Self { embed, layers, head })
     }
 }

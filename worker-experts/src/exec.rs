@@ -6,7 +6,7 @@
 //!
 //! Neighbours: `bank.rs` loads, `batcher.rs` brings rows from connections, `worker-attn` calls [`ShardEngine::run`] for local shards.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tandem_kernels::Backend;
 use tandem_model::{Checkpoint, Shard};
@@ -24,24 +24,30 @@ pub struct ShardEngine<B: Backend> {
 }
 
 impl<B: Backend> ShardEngine<B> {
-    /// Loads a shard. `progress` is called after every expert.
+    /// Reads a shard into memory, and puts it on the device. `progress` hears what is read.
     ///
     /// # Errors
-    /// The shard reaches outside of the model, a cut does not fall on a block, or the backend cannot take the weights.
+    /// The shard reaches outside of the model, a cut does not fall on a block, the disk fails, or the backend cannot take the weights.
     pub fn load(backend: &Arc<B>, checkpoint: &Checkpoint, shard: &Shard, mut progress: impl FnMut(LoadProgress)) -> Result<Self, Error> {
         let g = checkpoint.geometry();
         tandem_model::plan::validate_inside(g, shard)?;
-        let mut at = LoadProgress { loaded_bytes: 0, total_bytes: checkpoint.shard_bytes(shard) };
-        progress(at);
-        let mut banks = BTreeMap::new();
+        let (started, total_bytes) = (Instant::now(), checkpoint.shard_bytes(shard));
+        let read = checkpoint.read_in_shard(shard, |done, all| {
+            // Whole pages are read: told in bytes of weights.
+            let share = u128::from(total_bytes) * u128::from(done) / u128::from(all.max(1));
+            progress(LoadProgress { loaded_bytes: u64::try_from(share).unwrap_or(total_bytes), total_bytes });
+        })?;
+        let (seconds, shown) = (started.elapsed().as_secs_f64(), shard.to_string());
+        let gb_per_s = read as f64 / 1e9 / seconds.max(1e-9);
+        tracing::info!(shard = shown, gb = read as f64 / 1e9, seconds, gb_per_s, "read into memory");
+        let (mut banks, mut bytes) = (BTreeMap::new(), 0);
         for layer in shard.layer_ids() {
-            let bank = load_layer(backend.as_ref(), checkpoint, shard, layer, |bytes| {
-                at.loaded_bytes += bytes;
-                progress(at);
-            })?;
+            let (bank, held) = load_layer(backend.as_ref(), checkpoint, shard, layer)?;
             banks.insert(layer, bank);
+            bytes += held;
         }
-        Ok(Self { backend: Arc::clone(backend), shard: shard.clone(), banks, topk: g.topk, limit: g.swiglu_limit, bytes: at.loaded_bytes })
+        progress(LoadProgress { loaded_bytes: total_bytes, total_bytes });
+        Ok(Self { backend: Arc::clone(backend), shard: shard.clone(), banks, topk: g.topk, limit: g.swiglu_limit, bytes })
     }
 
     /// What is loaded.

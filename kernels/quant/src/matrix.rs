@@ -217,6 +217,24 @@ impl MatrixSource {
         self.payload_bytes() + self.scales.as_ref().map_or(0, |scales| scales.bytes(self.rows, self.cols))
     }
 
+    /// The stored bytes that a pass over the matrix reads: its elements (row by row where a column window leaves wide gaps between them) and
+    /// the scales beside them.
+    pub fn stored_parts(&self) -> Vec<&[u8]> {
+        /// Gaps of a few pages are not worth another request.
+        const WIDE: usize = 16 << 10;
+        let row = self.cols / self.dtype.block_elems() * self.dtype.block_bytes();
+        let mut parts: Vec<&[u8]> = if self.rows > 1 && self.row_stride - row > WIDE {
+            (0..self.rows).map(|r| self.row_bytes(r)).collect()
+        } else {
+            vec![&self.data]
+        };
+        if let Some(Scales::E4m3Groups { bytes, stride, .. } | Scales::E8m0Groups { bytes, stride }) = &self.scales {
+            let end = (self.row0 + self.rows) * stride;
+            parts.extend(bytes.get(self.row0 * stride..end));
+        }
+        parts
+    }
+
     /// Writes one row as f32, exactly.
     ///
     /// # Panics
@@ -282,6 +300,17 @@ mod tests {
         assert_eq!(run, [10_000.0, 11_000.0]);
         assert!(!window.is_plain() && matrix().is_plain());
         assert_eq!((window.payload_bytes(), window.stored_bytes()), (24, 32));
+    }
+
+    #[test]
+    fn stored_parts_are_what_a_window_reads() {
+        let wide = MatrixSource::new("w", DType::Bf16, 3, 20_000, SharedBytes::from_vec(vec![0; 120_000])).unwrap();
+        let lens = |m: &MatrixSource| m.stored_parts().iter().map(|p| p.len()).collect::<Vec<_>>();
+        assert_eq!(lens(&wide), [120_000]);
+        assert_eq!(lens(&wide.col_window(8..108).unwrap()), [200, 200, 200], "wide gaps");
+        assert_eq!(lens(&wide.col_window(0..19_000).unwrap()), [118_000], "narrow gaps");
+        let scales = Scales::E8m0Groups { bytes: SharedBytes::from_vec(vec![127; 3 * 625]), stride: 625 };
+        assert_eq!(lens(&wide.with_scales(scales).row_window(1..3).unwrap()), [80_000, 1250]);
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Storage {
             for info in &header.tensors {
                 storage.entries.push(entry(storage.files.len(), header.data_start, info));
             }
-            storage.files.push((path.clone(), bytes));
+            storage.push(path, bytes);
             storage.read_sidecars(path, &header)?;
             if i == 0 {
                 storage.gguf = Some(Header { tensors: Vec::new(), ..header });

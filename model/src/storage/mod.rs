@@ -22,6 +22,7 @@ use std::{
 };
 
 use ::safetensors::tensor::Dtype;
+use memmap2::Mmap;
 use tandem_quant::{DType, SharedBytes};
 
 use crate::{ModelError, gguf::sidecar::Codebooks};
@@ -94,6 +95,8 @@ impl Entry {
 #[derive(Debug)]
 pub struct Storage {
     files: Vec<(PathBuf, SharedBytes)>,
+    /// The maps behind the files' bytes, in the same order.
+    maps: Vec<Arc<Mmap>>,
     /// All tensors, in the order of their stored names.
     pub entries: Vec<Entry>,
     /// The header with the model's keys, where the files are GGUF.
@@ -106,7 +109,17 @@ pub struct Storage {
 
 impl Storage {
     fn empty() -> Self {
-        Self { files: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false }
+        Self { files: Vec::new(), maps: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false }
+    }
+
+    fn push(&mut self, path: &Path, map: Arc<Mmap>) {
+        self.files.push((path.to_owned(), SharedBytes::new(Arc::clone(&map) as _)));
+        self.maps.push(map);
+    }
+
+    /// The mapped files, with their paths.
+    pub(crate) fn maps(&self) -> impl ExactSizeIterator<Item = (&Path, &Mmap)> {
+        self.files.iter().zip(&self.maps).map(|((path, _), map)| (path.as_path(), map.as_ref()))
     }
 
     /// Number of files.
@@ -153,7 +166,7 @@ impl Storage {
     }
 }
 
-fn map(path: &Path) -> Result<SharedBytes, ModelError> {
+fn map(path: &Path) -> Result<Arc<Mmap>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     // Opening a pipe would wait for its writer, for ever.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
@@ -166,8 +179,8 @@ fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     // SAFETY: the map is read-only and private to this process's view; we hand out `&[u8]` of it alone. As with every mapped file, the
     // bytes are undefined if another process writes to it meanwhile, and a shrunk file raises SIGBUS: checkpoints are never changed in
     // place (our own writers write to a temporary folder and rename it).
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-    Ok(SharedBytes::new(Arc::new(map)))
+    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+    Ok(Arc::new(map))
 }
 
 /// File names in a folder with one extension, sorted.

@@ -96,7 +96,7 @@ impl Storage {
                 range: start + from..start + to,
             });
         }
-        self.files.push((path.to_owned(), bytes));
+        self.push(path, bytes);
         Ok(())
     }
 }

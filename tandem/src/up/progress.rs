@@ -70,6 +70,8 @@ struct Worker {
     name: String,
     url: String,
     bar: Option<ProgressBar>,
+    /// When it was first watched: speeds are counted from here.
+    since: Instant,
 }
 
 impl Loading {
@@ -85,7 +87,7 @@ impl Loading {
     /// A worker answers at `url` (`http://HOST:PORT`).
     pub fn watch(&mut self, name: &str, url: &str) {
         self.workers.retain(|worker| worker.name != name);
-        self.workers.push(Worker { name: name.to_owned(), url: url.to_owned(), bar: None });
+        self.workers.push(Worker { name: name.to_owned(), url: url.to_owned(), bar: None, since: Instant::now() });
     }
 
     /// Asks every worker once and shows what it says.
@@ -108,7 +110,8 @@ impl Loading {
                     bar.set_position(done);
                 }
                 None if line_due => {
-                    say(&format!("{} has loaded {} of {} GiB", worker.name, gib(done), gib(total)));
+                    let speed = done as f64 / 1e9 / worker.since.elapsed().as_secs_f64().max(1e-3);
+                    say(&format!("{} has loaded {} of {} GiB ({speed:.2} GB/s)", worker.name, gib(done), gib(total)));
                     self.last_line = Instant::now();
                 }
                 None => {}
@@ -126,7 +129,8 @@ impl Drop for Loading {
 }
 
 fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{prefix:<10} {wide_bar} {bytes}/{total_bytes} {eta}").unwrap_or_else(|_| ProgressStyle::default_bar())
+    ProgressStyle::with_template("{prefix:<10} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 /// Bytes loaded and in all, while the worker is loading.
