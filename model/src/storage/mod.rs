@@ -117,6 +117,14 @@ impl Storage {
         self.maps.push(map);
     }
 
+    /// Whether pages will be used in order (the kernel reads ahead of faults) or here and there (it reads what is touched alone).
+    pub(crate) fn expect_order(&self, order: bool) {
+        #[cfg(unix)]
+        for map in &self.maps {
+            let _only_advice = map.advise(if order { memmap2::Advice::Normal } else { memmap2::Advice::Random });
+        }
+    }
+
     /// The mapped files, with their paths.
     pub(crate) fn maps(&self) -> impl ExactSizeIterator<Item = (&Path, &Mmap)> {
         self.files.iter().zip(&self.maps).map(|((path, _), map)| (path.as_path(), map.as_ref()))
