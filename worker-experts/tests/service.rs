@@ -17,7 +17,7 @@ use tandem_model::{
 };
 use tandem_proto::{
     control::v1::{
-        Accept, CoordinatorMessage, Drain, Goodbye, Heartbeat, Hello, Refuse, WorkerMessage, WorkerState,
+        Accept, CoordinatorMessage, Drain, DrainReply, DrainRequest, Goodbye, Heartbeat, Hello, Refuse, WorkerMessage, WorkerState,
         control_server::{Control, ControlServer},
         coordinator_message::Message as ToWorker,
         worker_message::Message as FromWorker,
@@ -73,6 +73,10 @@ impl Control for Script {
             }
         });
         Ok(Response::new(UnboundedReceiverStream::new(receive)))
+    }
+
+    async fn request_drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        Err(Status::unimplemented("a scripted coordinator drains by its own script"))
     }
 }
 

@@ -55,6 +55,10 @@ impl Control for Door {
         let _ = self.0.send(Member { from: request.into_inner(), to }).await;
         Ok(Response::new(ReceiverStream::new(messages)))
     }
+
+    async fn request_drain(&self, _: Request<wire::DrainRequest>) -> Result<Response<wire::DrainReply>, Status> {
+        Err(Status::unimplemented("a door for members alone"))
+    }
 }
 
 struct Coordinator {
