@@ -132,7 +132,7 @@ fn stretches<'a>(files: &[Range<usize>], parts: impl IntoIterator<Item = &'a [u8
     for stretch in all {
         match joined.last_mut() {
             Some(last) if last.file == stretch.file && stretch.range.0 <= last.range.1 + GAP => {
-                last.range.1 = last.range.1.max(stretch.range.1)
+                last.range.1 = last.range.1.max(stretch.range.1);
             }
             _ => joined.push(stretch),
         }

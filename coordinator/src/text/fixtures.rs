@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
+use tandem_model::Checkpoint;
+
 use super::{ChatTemplate, Tokenizer};
 
 /// The demo checkpoint's folder in the repository.
@@ -25,6 +27,22 @@ pub fn demo_template() -> ChatTemplate {
 pub fn demo_goldens() -> serde_json::Value {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gold/demo.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// `tinyk-MIX.gguf`, with some bytes replaced by as many others.
+pub fn gguf(edits: &[(&str, &str)]) -> Checkpoint {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gguf/tinyk-MIX.gguf");
+    let mut bytes = std::fs::read(path).unwrap();
+    for (old, new) in edits {
+        assert_eq!(old.len(), new.len());
+        let at = bytes.windows(old.len()).position(|w| w == old.as_bytes()).unwrap();
+        bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tinyk-MIX.gguf");
+    std::fs::write(&file, bytes).unwrap();
+    // Its maps outlive the folder.
+    Checkpoint::open(&file).unwrap()
 }
 
 /// The token that stands for one byte alone.

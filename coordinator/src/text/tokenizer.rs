@@ -203,7 +203,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::text::fixtures::demo_tokenizer;
+    use crate::text::fixtures::{demo_tokenizer, gguf};
 
     #[test]
     fn encodes_added_tokens_and_no_special_ones() {
@@ -214,6 +214,22 @@ mod tests {
         assert!(t.is_special(1497) && !t.is_special(1511) && !t.is_special(1513) && !t.is_special(9999));
         assert_eq!(t.bytes(1530), b"", "padding of the vocabulary has no text");
         assert_eq!(t.decode(&[1497, 1511, 1530], true), "<think>");
+    }
+
+    #[test]
+    fn a_gguf_file_brings_its_tokenizer() {
+        let t = Tokenizer::of(&gguf(&[])).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny");
+        let same = Tokenizer::open(&path).unwrap();
+        assert_eq!(t.len(), same.len());
+        for id in 0..t.len() as u32 {
+            assert_eq!((t.bytes(id), t.is_special(id)), (same.bytes(id), same.is_special(id)), "{id}");
+        }
+        for text in ["Hello world", "  two  spaces\n\n", "12345 <|user|>x<think>", "don't I'LL", "日本 ü 🙂"] {
+            assert_eq!(t.encode(text, false).unwrap(), same.encode(text, false).unwrap(), "{text:?}");
+        }
+        let error = Tokenizer::of(&gguf(&[("tokenizer.ggml.pre", "tokenizer.ggml.prf")])).unwrap_err().to_string();
+        assert!(error.contains("tinyk-MIX.gguf: tokenizer.ggml.pre: needed glm4 or chatglm-bpe, got nothing"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::text::fixtures::{demo_goldens, demo_template, demo_tokenizer};
+use crate::text::fixtures::{demo_goldens, demo_template, demo_tokenizer, gguf};
 use crate::text::reasoning::prompt_opens_reasoning;
 
 fn render(source: &str, context: Json) -> Result<String, TemplateError> {
@@ -91,4 +91,17 @@ fn the_template_comes_from_the_file_then_from_the_config() {
 fn a_template_without_part_support_is_noticed() {
     let plain = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}", "t", BTreeMap::new()).unwrap();
     assert!(!plain.reads_parts());
+}
+
+#[test]
+fn a_gguf_file_brings_its_template() {
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let render = |edits: &[(&str, &str)]| ChatTemplate::of(&gguf(edits)).map(|t| t.render(&messages, None, true, &Map::new()).unwrap());
+    assert_eq!(render(&[]).unwrap(), "[gMASK]<sop><|user|>\nhi<|assistant|>\n");
+    let named = [("[gMASK]<sop>{% for", "{{eos_token}}{%for")];
+    assert_eq!(render(&named).unwrap(), "<|endoftext|><|user|>\nhi<|assistant|>\n");
+    let without = render(&[("tokenizer.chat_template", "tokenizer.chat_template".replace("chat", "some").as_str())]);
+    assert!(matches!(without, Err(TemplateError::Absent)));
+    let error = render(&[("{% endfor %}", "{% endfoo %}")]).unwrap_err().to_string();
+    assert!(error.contains("tinyk-MIX.gguf: tokenizer.chat_template: line 2"), "{error}");
 }
