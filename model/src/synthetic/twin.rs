@@ -109,10 +109,10 @@ impl View for &Stored {
     }
 }
 
-/// Writes the twin of `source`, a checkpoint of three shards in BF16 ([`super::write`]), into `dir`.
+/// Writes the twin of `source`, a checkpoint of three shards in BF16 ([`super::write()`]), into `dir`.
 ///
 /// # Errors
-/// A file cannot be read or written, or is not what [`super::write`] makes.
+/// A file cannot be read or written, or is not what [`super::write()`] makes.
 pub fn write_twin(source: &Path, format: Quantised, dir: &Path) -> Result<(), ModelError> {
     let at = |path: &Path| {
         let path = path.to_owned();

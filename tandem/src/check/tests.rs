@@ -193,6 +193,56 @@ fn broken_safetensors_stubs_are_refused_by_name() {
     assert!(semantic.contains("--semantic") && semantic.contains("header-only stub"), "{semantic}");
 }
 
+/// ROCmFP codebooks of some layers: the fixed levels for every expert, as a sidecar key holds them.
+fn codebooks(kind: &str, layers: &[u32]) -> Vec<u8> {
+    let config = small();
+    let (experts, hidden, inter) = (config.experts as u32, config.hidden as u32, config.moe_intermediate as u32);
+    let p4 = kind == "p4mix";
+    let surfaces: &[Option<u32>] = if p4 { &[None] } else { &[Some(0), Some(1)] };
+    let mut out = if p4 { b"P4MIXv1\0".to_vec() } else { b"GUMIXs1\0".to_vec() };
+    let word = |out: &mut Vec<u8>, n: u32| out.extend(n.to_le_bytes());
+    word(&mut out, (layers.len() * surfaces.len()) as u32);
+    word(&mut out, 0);
+    for layer in layers {
+        for surface in surfaces {
+            word(&mut out, *layer);
+            surface.iter().for_each(|s| word(&mut out, *s));
+            let (rows, cols) = if p4 { (hidden, inter) } else { (inter, hidden) };
+            for n in [experts, rows, cols, 2, if p4 { 8 } else { 4 }] {
+                word(&mut out, n);
+            }
+            // Modes, for p4mix rotations too, and two books of bf16 levels for each expert.
+            let bytes = experts * if p4 { 2 + 2 * 8 * 2 } else { 1 + 2 * 4 * 2 };
+            out.extend(std::iter::repeat_n(0, bytes as usize));
+        }
+    }
+    out
+}
+
+#[test]
+fn rocmfp_passes_with_all_codebooks_and_not_with_one_missing() {
+    let root = tempfile::tempdir().expect("writable");
+    let mixed = |p4: &[u32], gu: &[u32]| {
+        gguf(root.path(), 1, |s| {
+            for (tensor, id) in [("ffn_gate_exps", 106), ("ffn_up_exps", 106), ("ffn_down_exps", 105)] {
+                for layer in [2, 3] {
+                    s.tensor(&format!("blk.{layer}.{tensor}.weight")).expect("there").ggml_type = id;
+                }
+            }
+            s.set("glm5next.p4mix.sidecar", Typed::U8s(codebooks("p4mix", p4)));
+            s.set("glm5-next.gumix.sidecar", Typed::U8s(codebooks("gumix", gu)));
+        })
+    };
+    let verdict = look(&mixed(&[2, 3], &[2, 3]));
+    assert_eq!(verdict.reason, None);
+    let types = verdict.checkpoint.expect("read").types;
+    assert!(types.contains_key("Q3_1_ROCMFP3_MIX") && types.contains_key("Q2_1_ROCMFP2_MIX"), "{types:?}");
+    let down = refused(&mixed(&[2], &[2, 3]));
+    assert!(down.contains("blk.3.ffn_down_exps.weight") && down.contains("a codebook for layer 3, Down"), "{down}");
+    let gate = refused(&mixed(&[2, 3], &[3]));
+    assert!(gate.contains("blk.2.ffn_gate_exps.weight") && gate.contains("a codebook for layer 2, Gate"), "{gate}");
+}
+
 /// A small model as one GGUF file, Q4_K, with one thing wrong.
 fn gguf(root: &Path, shards: usize, change: impl FnOnce(&mut GgufStub)) -> PathBuf {
     let types = |name: &str, shape: &[usize]| match shape {
