@@ -83,6 +83,8 @@ pub(crate) struct Telemetry {
     prompt_tokens: Tally,
     generation_tokens: Tally,
     preemptions: Tally,
+    prefix_queries: Tally,
+    prefix_hits: Tally,
     resumes: Counter,
     /// By [`Outcome`].
     outcomes: [Tally; 4],
@@ -96,6 +98,7 @@ pub(crate) struct Telemetry {
     per_token: Vec<Histogram>,
     request_prompt_tokens: Spread,
     request_generation_tokens: Spread,
+    iteration_tokens: Spread,
     max_tokens: Vec<Histogram>,
     choices: Vec<Histogram>,
 }
@@ -127,6 +130,8 @@ impl Telemetry {
             prompt_tokens: tally("tandem_prompt_tokens_total", "vllm:prompt_tokens_total"),
             generation_tokens: tally("tandem_generation_tokens_total", "vllm:generation_tokens_total"),
             preemptions: tally("tandem_preemptions_total", "vllm:num_preemptions_total"),
+            prefix_queries: tally("tandem_prefix_cache_queries_total", "vllm:prefix_cache_queries_total"),
+            prefix_hits: tally("tandem_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"),
             resumes: counter!("tandem_request_resumes_total"),
             outcomes: ["stop", "length", "abort", "error"].map(outcome),
             ttft: Spread(histogram!("tandem_time_to_first_token_seconds"), aliases(&["vllm:time_to_first_token_seconds"])),
@@ -142,6 +147,7 @@ impl Telemetry {
             per_token: aliases(&["vllm:request_time_per_output_token_seconds"]),
             request_prompt_tokens: Spread(histogram!("tandem_request_prompt_tokens"), aliases(&["vllm:request_prompt_tokens"])),
             request_generation_tokens: Spread(histogram!("tandem_request_generation_tokens"), aliases(&["vllm:request_generation_tokens"])),
+            iteration_tokens: Spread(histogram!("tandem_iteration_tokens"), aliases(&["vllm:iteration_tokens_total"])),
             max_tokens: aliases(&["vllm:request_params_max_tokens"]),
             choices: aliases(&["vllm:request_params_n"]),
         };
@@ -151,6 +157,8 @@ impl Telemetry {
         telemetry.prompt_tokens.add(0);
         telemetry.generation_tokens.add(0);
         telemetry.preemptions.add(0);
+        telemetry.prefix_queries.add(0);
+        telemetry.prefix_hits.add(0);
         telemetry.resumes.increment(0);
         for reason in ["queue_full", "too_long", "draining", "not_ready", "invalid"] {
             counter!("tandem_admission_rejections_total", "reason" => reason).increment(0);
@@ -191,6 +199,13 @@ impl Telemetry {
             AdmissionError::Invalid { .. } => "invalid",
         };
         counter!("tandem_admission_rejections_total", "reason" => reason).increment(1);
+    }
+
+    /// A worker computed a step of that many rows; 0 = it only said something.
+    pub(crate) fn stepped(&self, rows: u32) {
+        if rows > 0 {
+            self.iteration_tokens.record(f64::from(rows));
+        }
     }
 
     /// The latent pool of a worker that attached, as vLLM describes one.

@@ -421,6 +421,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     // ---- sequence state -----------------------------------------------------------------------------------------------
 
+    /// Where a prompt may be cut without changing a bit: at multiples of that many tokens from the sequence's first, whichever of them.
+    /// `None`: each cut may change the rounding of what follows, so a prompt that is to be computed the same must be cut the same.
+    fn prefill_grid(&self, _p: &KdaParams) -> Option<usize> {
+        None
+    }
     /// Clears a slot (a new sequence starts).
     fn state_reset(&self, state: &mut Self::State, slot: u32);
     /// Copies all of a slot's state to another slot (fork).

@@ -91,6 +91,8 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
         max_num_batched_tokens: limits.max_num_batched_tokens as usize,
         prefill_chunk: limits.prefill_chunk.map(|tokens| tokens as usize),
+        prefix_cache: limits.cache.options(),
+        parking: worker::engine::parking::ParkingOptions { preemption: limits.preemption.into(), bytes: limits.preemption_bytes.0 },
         link: limits.link.into(),
         spin: cores.spin,
         allow_mixed_experts: limits.allow_mixed_experts,

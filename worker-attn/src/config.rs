@@ -6,7 +6,7 @@ use tandem_kernels::Precision;
 use tandem_model::Geometry;
 use tandem_proto::link::LinkChoice;
 
-use crate::{Error, RunnerLimits};
+use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions};
 
 /// How an attention worker is set up. Which shards of the routed experts it hosts itself is the coordinator's to say.
 #[derive(Clone, Debug)]
@@ -29,7 +29,8 @@ pub struct Config {
     pub cpus: Vec<usize>,
     /// Sequences that hold state at a time.
     pub max_batch: usize,
-    /// Tokens of one sequence, prompt and answer; `None` = what the checkpoint and `kv_tokens` allow.
+    /// Tokens of one sequence, prompt and answer; `None` = what the checkpoint and `kv_tokens` allow. More than the checkpoint says works
+    /// (the model has no positions) and is warned of.
     pub max_seq_len: Option<usize>,
     /// Tokens whose state all sequences hold together.
     pub kv_tokens: usize,
@@ -37,6 +38,10 @@ pub struct Config {
     pub max_num_batched_tokens: usize,
     /// Rows of one prompt in one step; `None` = `max_num_batched_tokens`.
     pub prefill_chunk: Option<usize>,
+    /// The prefix cache; `None` = every prompt is computed whole.
+    pub prefix_cache: Option<CacheOptions>,
+    /// How sequences make room when pages run out.
+    pub parking: ParkingOptions,
     /// Transport to the expert workers.
     pub link: LinkChoice,
     /// How long a wait for partials spins before it parks.
@@ -68,6 +73,8 @@ impl Config {
             kv_tokens: 32_768,
             max_num_batched_tokens: 256,
             prefill_chunk: None,
+            prefix_cache: Some(CacheOptions::default()),
+            parking: ParkingOptions::default(),
             link: LinkChoice::Auto,
             spin: Duration::from_micros(100),
             allow_mixed_experts: false,
@@ -83,8 +90,7 @@ impl Config {
     /// [`Error::Limit`] where they cannot be met, naming the flag.
     pub fn limits(&self, g: &Geometry) -> Result<RunnerLimits, Error> {
         let limit = |flag: &'static str, needed: String, got: usize| Err(Error::Limit { flag, needed, got });
-        let allowed = self.kv_tokens.min(g.max_position);
-        let max_seq_len = self.max_seq_len.unwrap_or(allowed);
+        let max_seq_len = self.max_seq_len.unwrap_or(self.kv_tokens.min(g.max_position));
         for (flag, value) in [
             ("--max-batch", self.max_batch),
             ("--kv-tokens", self.kv_tokens),
@@ -96,9 +102,16 @@ impl Config {
                 return limit(flag, "at least 1".to_owned(), value);
             }
         }
-        if max_seq_len > allowed {
-            let needed = format!("at most {allowed} (the model takes {} tokens, --kv-tokens holds {})", g.max_position, self.kv_tokens);
-            return limit("--max-seq-len", needed, max_seq_len);
+        if max_seq_len > self.kv_tokens {
+            return limit("--max-seq-len", format!("at most {}, which is what --kv-tokens holds", self.kv_tokens), max_seq_len);
+        }
+        if max_seq_len > g.max_position {
+            // Nothing in the model knows a position, so nothing breaks; but nobody has trained it there.
+            tracing::warn!(
+                max_seq_len,
+                max_position_embeddings = g.max_position,
+                "sequences may become longer than the model was made for"
+            );
         }
         Ok(RunnerLimits {
             max_rows: self.max_num_batched_tokens.max(self.max_batch),

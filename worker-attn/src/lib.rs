@@ -12,6 +12,7 @@
 //! | [`hop`] | rows to expert workers and back, combined in ascending shard id |
 //! | [`memory`] | what a worker needs of its device, before it allocates |
 //! | [`state`] | slots and pages: snapshot, restore, fork |
+//! | [`cache`] | the prefix cache: a prompt goes on from what was computed before |
 //! | [`sampler`], [`rng`] | how tokens are chosen |
 //! | [`observe`] | a look into the layers, for parity tests |
 //! | [`telemetry`], [`config`], [`error`], [`cancel`], [`buffers`], [`dims`] | what their names say |
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buffers;
+pub mod cache;
 pub mod cancel;
 pub mod config;
 pub mod dims;

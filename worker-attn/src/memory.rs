@@ -7,6 +7,7 @@ use tandem_model::{Checkpoint, Geometry, Shard, budget::Needs};
 
 use crate::{
     buffers,
+    cache::CacheOptions,
     dims::Dims,
     model::{RunnerLimits, buffer_sizes},
 };
@@ -22,6 +23,12 @@ pub fn pools(g: &Geometry, limits: RunnerLimits, precision: Precision, partials:
     let experts = if partials > 0 { limits.max_rows.saturating_mul(g.topk * g.moe_intermediate) as u64 } else { 0 };
     let scratch = scratch_bytes(limits.max_rows, limits.max_seq_len, threads).saturating_add(experts.saturating_mul(4));
     Needs { kv: state.pages, state: state.slots, workspace: workspace.saturating_add(scratch), ..Needs::default() }
+}
+
+/// The most host memory that remembered prefixes take: their budget, or as many points as pages can hold.
+pub fn prefixes(g: &Geometry, limits: RunnerLimits, precision: Precision, options: Option<CacheOptions>) -> u64 {
+    let point = state_bytes(&Dims::new(g).state_spec(1, 0), precision).slots;
+    options.map_or(0, |o| o.bytes.min((limits.kv_tokens.div_ceil(o.spacing.max(1)) as u64).saturating_mul(point)))
 }
 
 /// All of it, with the trunk's weights and those of the shards that the worker holds itself.

@@ -3,7 +3,7 @@
 //! Neighbours: `engine/` drives a runner from a scheduler; tests and tools drive one directly ([`Runner::forward`]: teacher forcing over
 //! one sequence, with an [`Observer`] on every layer).
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use tandem_kernels::{Backend, BackendError, BatchDesc, SampleRow, Sampled, Segment};
 use tandem_model::{Checkpoint, Geometry, Shard};
@@ -73,7 +73,7 @@ impl<B: Backend> Model<B> {
 
 /// One shard of everything; none where the model has no routed experts.
 pub fn whole_shard(g: &Geometry) -> Vec<Shard> {
-    let mut layers: Vec<std::ops::Range<u32>> = Vec::new();
+    let mut layers: Vec<Range<u32>> = Vec::new();
     for layer in g.moe_layers() {
         let layer = layer as u32;
         match layers.last_mut() {
@@ -124,6 +124,8 @@ pub struct StepResult {
     pub sampled: Vec<Sampled>,
     /// Segments whose sequence cannot go on.
     pub failures: Vec<(usize, Failure)>,
+    /// For each range of rows that was watched: rows that ended the trunk with a NaN or an infinity.
+    pub non_finite: Vec<usize>,
 }
 
 /// Steps a model: owns state pools, scratch and the hop.
@@ -195,7 +197,8 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
     }
 
     /// Runs one step: all rows of `desc` through the trunk, then `samples` (by row of the step). `segments` tells the hop whose rows
-    /// they are; it has the order and the rows of `desc.segments`. `notify` hears of failed sequences while the step goes on.
+    /// they are; it has the order and the rows of `desc.segments`. `notify` hears of failed sequences while the step goes on. The rows in
+    /// `watched` are to be known to be finite.
     ///
     /// # Errors
     /// The device or the hop: the state of every sequence of the step is then half-updated.
@@ -205,15 +208,17 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
         segments: Vec<HopSegment>,
         notify: Notify,
         mut samples: Vec<SampleRow>,
+        watched: &[Range<usize>],
     ) -> Result<StepResult, StepError> {
         self.with_step(desc, segments, notify, |w, local, cx, hop| {
             let timer = std::time::Instant::now();
             step::trunk(w, local, cx, hop, &mut Silent)?;
             telemetry::phase("layers", timer.elapsed());
             let timer = std::time::Instant::now();
+            let non_finite = step::non_finite(w, cx, watched)?;
             let sampled = step::sample(w, cx, &mut samples, &mut Silent)?;
             telemetry::phase("sample", timer.elapsed());
-            Ok(StepResult { sampled, failures: hop.failures() })
+            Ok(StepResult { sampled, failures: hop.failures(), non_finite })
         })
     }
 

@@ -8,9 +8,11 @@
 //!   prefill chunks, in order of arrival, so that decode never waits for a whole prefill.
 //! * A chunk is whole or waits: prompts are cut at multiples of the chunk size, whoever else is in the batch, so that what a request is
 //!   answered does not depend on its neighbours by a single bit. The chunk size leaves room for a full batch of decode rows, so the
-//!   first prefill always has its chunk.
-//! * Pages are taken as they are needed. When none is free, the latest arrival gives up its state and waits to be computed anew: the
-//!   earliest sequence is never preempted, so something always finishes.
+//!   first prefill always has its chunk. Where the prefix cache saves state or gives it, a chunk ends or begins in addition; it chooses
+//!   positions at which a cut changes no bit.
+//! * Pages are taken as they are needed. When none is free, the latest arrival gives up its state and waits (`engine/parking.rs` says what
+//!   becomes of it). The earliest sequence is never preempted, so something always finishes; one that was preempted keeps its place in
+//!   the order of arrival, and nobody who came later joins before it.
 //! * A waiting sequence joins only when the pages of its known tokens are free *and* not already promised to a running prefill.
 
 /// What there is to share out.
@@ -47,13 +49,28 @@ struct Entry {
     tokens: usize,
     /// Tokens whose state is computed.
     computed: usize,
-    /// Pages held.
+    /// Pages held, shared ones included: what is shared is counted more than once, so that there are never fewer pages than planned.
     pages: usize,
+    /// Where chunks have to end, ascending: positions at which the prefix cache saves state.
+    points: Vec<usize>,
+    /// It has made room before.
+    returned: bool,
 }
 
 impl Entry {
     fn pending(&self) -> usize {
         self.tokens - self.computed
+    }
+
+    /// The next position at which a chunk has to end.
+    fn next_point(&self) -> Option<usize> {
+        self.points.iter().copied().find(|at| *at > self.computed)
+    }
+
+    /// Rows of the next chunk, if there is room for them.
+    fn chunk(&self, most: usize) -> usize {
+        let upto = self.next_point().unwrap_or(self.tokens).min(self.tokens);
+        (upto - self.computed).min(most)
     }
 }
 
@@ -66,6 +83,19 @@ pub struct Planned {
     pub rows: usize,
     /// Whether they reach its last known token, so that the next one can be sampled.
     pub last: bool,
+    /// Whether they end at a position where its state is to be saved.
+    pub point: bool,
+    /// Whether its state is to be saved at the end of these rows or later, so that they must be known to be finite.
+    pub kept: bool,
+}
+
+/// Where a sequence that joins begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Tokens whose state is there already; fewer than it has.
+    pub computed: usize,
+    /// Where chunks have to end, ascending.
+    pub points: Vec<usize>,
 }
 
 /// What to do before and in the next step.
@@ -118,7 +148,7 @@ impl Scheduler {
     /// A sequence of `tokens` known tokens arrives. The caller has checked that it can ever fit.
     pub fn submit(&mut self, id: u64, tokens: usize) {
         self.arrivals += 1;
-        self.waiting.push(Entry { id, arrival: self.arrivals, tokens, computed: 0, pages: 0 });
+        self.waiting.push(Entry { id, arrival: self.arrivals, tokens, computed: 0, pages: 0, points: Vec::new(), returned: false });
     }
 
     /// A sequence ends (finished, cancelled, failed); what it held is free.
@@ -135,17 +165,25 @@ impl Scheduler {
         }
     }
 
-    /// Decides the next step.
-    pub fn plan(&mut self) -> Plan {
+    /// Decides the next step. `start` is asked where a sequence that could join would begin; it joins unless its first chunk, its slot or
+    /// its pages do not fit.
+    pub fn plan(&mut self, start: impl FnMut(u64) -> Start) -> Plan {
         let mut plan = Plan::default();
         let mut budget = self.capacity.max_rows;
         let mut rows = self.share_budget(&mut budget);
         self.take_pages(&mut rows, &mut plan);
         if plan.preempted.is_empty() {
-            self.admit(&mut budget, &mut rows, &mut plan);
+            self.admit(&mut budget, &mut rows, &mut plan, start);
         }
         for (e, rows) in self.running.iter().zip(rows).filter(|(_, rows)| *rows > 0) {
-            plan.rows.push(Planned { id: e.id, rows, last: rows == e.pending() });
+            let next = e.next_point();
+            plan.rows.push(Planned {
+                id: e.id,
+                rows,
+                last: rows == e.pending(),
+                point: next == Some(e.computed + rows),
+                kept: next.is_some(),
+            });
         }
         plan.rows.sort_by_key(|p| p.rows > 1);
         plan
@@ -156,7 +194,7 @@ impl Scheduler {
         let mut rows = vec![0; self.running.len()];
         for decode in [true, false] {
             for (rows, e) in rows.iter_mut().zip(&self.running) {
-                let chunk = e.pending().min(self.capacity.prefill_chunk);
+                let chunk = e.chunk(self.capacity.prefill_chunk);
                 if (e.pending() == 1) == decode && chunk <= *budget {
                     *rows = chunk;
                     *budget -= chunk;
@@ -183,16 +221,24 @@ impl Scheduler {
     }
 
     /// Lets waiting sequences join while slots, rows and pages last.
-    fn admit(&mut self, budget: &mut usize, rows: &mut Vec<usize>, plan: &mut Plan) {
+    fn admit(&mut self, budget: &mut usize, rows: &mut Vec<usize>, plan: &mut Plan, mut start: impl FnMut(u64) -> Start) {
         while let Some(next) = self.waiting.first() {
-            let whole = self.capacity.pages_for(next.tokens + 1).min(self.capacity.pages);
-            let chunk = next.tokens.min(self.capacity.prefill_chunk);
-            if chunk > *budget || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
+            // One that made room comes back when the others can go on for a while, lest it make room again at once.
+            let slack = if next.returned { self.running.len() } else { 0 };
+            let whole = (self.capacity.pages_for(next.tokens + 1) + slack).min(self.capacity.pages);
+            if *budget == 0 || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
                 return;
             }
-            let mut e = self.waiting.remove(0);
+            let Start { computed, points } = start(next.id);
+            let begun = Entry { computed: computed.min(next.tokens.saturating_sub(1)), points, ..next.clone() };
+            let chunk = begun.chunk(self.capacity.prefill_chunk);
+            if chunk > *budget {
+                return;
+            }
+            self.waiting.remove(0);
+            let mut e = begun;
             *budget -= chunk;
-            e.pages = self.capacity.pages_for(chunk);
+            e.pages = self.capacity.pages_for(e.computed + chunk);
             plan.admitted.push(e.id);
             // A preempted sequence may be older than one that ran on.
             let at = self.running.partition_point(|r| r.arrival < e.arrival);
@@ -202,7 +248,8 @@ impl Scheduler {
     }
 
     fn wait_again(&mut self, mut e: Entry) {
-        (e.computed, e.pages) = (0, 0);
+        (e.computed, e.pages, e.returned) = (0, 0, true);
+        e.points.clear();
         let at = self.waiting.partition_point(|w| w.arrival < e.arrival);
         self.waiting.insert(at, e);
     }

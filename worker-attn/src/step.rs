@@ -9,6 +9,8 @@
 //!                       └─ shared, local shards┘
 //! ```
 
+use std::ops::Range;
+
 use tandem_kernels::{Backend, BackendError, SampleRow, Sampled};
 
 use crate::{
@@ -103,6 +105,29 @@ pub fn sample<B: Backend, O: Observer<B>>(
         cx.b.sync()?;
     }
     Ok(out)
+}
+
+/// How many of the rows in each of `watched` ended the trunk with a NaN or an infinity. What a row writes into any state shows in its own
+/// end: it comes from the row's streams, and the row itself attends to it.
+///
+/// # Errors
+/// The first failed op of the step.
+pub fn non_finite<B: Backend>(w: &Weights<B>, cx: &mut Cx<'_, B>, watched: &[Range<usize>]) -> Result<Vec<usize>, BackendError> {
+    let (hidden, group) = (cx.d.hidden, cx.buf.logit_rows);
+    let mut host = vec![0.0; if watched.is_empty() { 0 } else { group * hidden }];
+    let mut bad = Vec::with_capacity(watched.len());
+    for rows in watched {
+        let mut count = 0;
+        for first in rows.clone().step_by(group) {
+            let select: Vec<u32> = (first..rows.end.min(first + group)).map(|row| row as u32).collect();
+            w.head.collapse(cx, &select);
+            let host = &mut host[..select.len() * hidden];
+            cx.b.download(&cx.buf.last, 0, host)?;
+            count += host.chunks_exact(hidden).filter(|row| row.iter().any(|v| !v.is_finite())).count();
+        }
+        bad.push(count);
+    }
+    Ok(bad)
 }
 
 /// Logits of every row of the step, `[R, V]`, row-major.

@@ -8,16 +8,27 @@ mod common;
 mod requests;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
 use common::Gold;
-use requests::{End, Harness, request};
+use requests::{Answer, End, Harness, request};
 use tandem_kernels::cpu::CpuBackend;
 use tandem_model::synthetic::Preset;
 use tandem_proto::attn::v1::ErrorCode;
-use tandem_worker_attn::{Model, RunnerLimits, engine::sequence::Request, hop::LocalOnly, sampler::SamplingParams};
+use tandem_worker_attn::{
+    Model, Runner, RunnerLimits,
+    cache::CacheOptions,
+    engine::{
+        Pace,
+        parking::{ParkingOptions, Preemption},
+        sequence::Request,
+    },
+    hop::LocalOnly,
+    sampler::SamplingParams,
+};
 
 type B = CpuBackend;
 
@@ -126,6 +137,75 @@ fn a_preempted_request_is_answered_the_same() {
     for (id, a) in &roomy {
         assert_eq!((&tight[id].tokens, &tight[id].indices, &tight[id].end), (&a.tokens, &a.indices, &a.end), "request {id}");
     }
+}
+
+/// Six requests where pages are short, and each of them alone.
+fn crowd(parking: Option<ParkingOptions>, cache: bool) -> (BTreeMap<u64, Answer>, u64) {
+    let tight = RunnerLimits { kv_tokens: if parking.is_some() { 252 } else { 4096 }, ..limits() };
+    let cache = cache.then(|| CacheOptions { spacing: 1, interval: 16, ..CacheOptions::default() });
+    let pace = Pace { parking: parking.unwrap_or_default(), cache, ..requests::pace(16) };
+    let mut h = Harness::new(Runner::local(Arc::clone(&MODEL), tight).unwrap(), pace);
+    for (id, n) in [(1, 70), (2, 17), (3, 4), (4, 70), (5, 1), (6, 17)] {
+        let sampling = if id % 2 == 0 { sampled(id, 0) } else { SamplingParams::default() };
+        h.submit(Request { sampling, logprobs: Some(2), ..request(id, &prompt(n), 100) });
+    }
+    let mut most = 0;
+    while !h.engine.is_idle() {
+        h.step();
+        most = most.max(h.engine.parked_bytes());
+    }
+    assert_eq!(h.engine.parked_bytes(), 0);
+    h.assert_empty();
+    (h.answers(), most)
+}
+
+#[test]
+fn a_copy_brings_a_preempted_request_back_bit_for_bit() {
+    let roomy = crowd(None, false).0;
+    for cache in [false, true] {
+        let (tight, most) = crowd(Some(ParkingOptions { preemption: Preemption::Snapshot, bytes: 1 << 30 }), cache);
+        assert!(tight.values().any(|a| a.started > 1) && most > 0, "somebody made room");
+        for (id, a) in &tight {
+            let mut a = a.clone();
+            (a.started, a.cached) = (1, None);
+            assert_eq!(a, roomy[id], "request {id}, cache {cache}");
+        }
+    }
+}
+
+#[test]
+fn copies_keep_to_their_budget_and_the_rest_is_computed_again() {
+    let roomy = crowd(None, false).0;
+    let budget = 400_000;
+    for options in [(Preemption::Snapshot, budget), (Preemption::Auto, budget), (Preemption::Auto, 1 << 30), (Preemption::Snapshot, 0)] {
+        let (tight, most) = crowd(Some(ParkingOptions { preemption: options.0, bytes: options.1 }), true);
+        assert!(most <= options.1, "{most} bytes");
+        assert!(tight.values().any(|a| a.started > 1));
+        for (id, a) in &tight {
+            assert_eq!(
+                (&a.tokens, &a.indices, &a.end),
+                (&roomy[id].tokens, &roomy[id].indices, &roomy[id].end),
+                "request {id}, {options:?}"
+            );
+        }
+        // The earliest never makes room.
+        assert_eq!(tight[&1].started, 1);
+    }
+}
+
+#[test]
+fn a_request_that_is_cancelled_while_it_makes_room_leaves_no_copy() {
+    let pace = Pace { parking: ParkingOptions { preemption: Preemption::Snapshot, bytes: 1 << 30 }, ..requests::pace(16) };
+    let mut h = Harness::new(Runner::local(Arc::clone(&MODEL), RunnerLimits { kv_tokens: 189, ..limits() }).unwrap(), pace);
+    h.submit(request(1, &prompt(70), 90));
+    h.submit(request(2, &prompt(17), 90));
+    while h.engine.parked_bytes() == 0 {
+        assert!(h.step() > 0);
+    }
+    h.engine.cancel(2);
+    assert_eq!(h.engine.parked_bytes(), 0);
+    assert_eq!(h.finish()[&1].tokens.len(), 90);
+    h.assert_empty();
 }
 
 #[test]

@@ -26,7 +26,7 @@ use tandem_proto::{
 use tandem_worker_attn::{
     Model, Runner, RunnerLimits,
     cancel::Cancelled,
-    engine::sequence::Request,
+    engine::{Pace, parking::ParkingOptions, sequence::Request},
     hop::host::{HostRows, Shape, Transport},
 };
 use tandem_worker_experts::ShardEngine;
@@ -154,7 +154,8 @@ fn cluster(split: Split, workers: usize, resident: &str, script: impl FnMut(&[Se
     let shape = Shape { layers: g.layers, hidden: g.hidden, topk: g.topk };
     let hop = HostRows::new(transport, routes, shape, &plan.local, cancelled.clone());
     let limits = RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024 };
-    let harness = Harness::new(Runner::new(model, hop, limits).unwrap(), 32);
+    let harness =
+        Harness::new(Runner::new(model, hop, limits).unwrap(), Pace { prefill_chunk: 32, cache: None, parking: ParkingOptions::default() });
     Cluster { harness, log, cancelled, remote }
 }
 

@@ -78,6 +78,8 @@ pub struct Choice {
     pub completion_tokens: u32,
     /// Of these, tokens of reasoning.
     pub reasoning_tokens: u32,
+    /// Tokens of the prompt that came from the prefix cache.
+    pub cached_tokens: u32,
     /// Logprobs of the prompt, if asked for.
     pub prompt_positions: Vec<PromptPosition>,
     ended: bool,
@@ -93,6 +95,7 @@ impl Choice {
             chars: 0,
             completion_tokens: 0,
             reasoning_tokens: 0,
+            cached_tokens: 0,
             prompt_positions: Vec::new(),
             ended: false,
             options,

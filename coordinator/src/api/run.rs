@@ -79,7 +79,10 @@ impl Run {
             };
             let choice = &mut self.choices[i];
             let delta = match event {
-                Some(GenerationEvent::Started) => None,
+                Some(GenerationEvent::Started { cached_tokens }) => {
+                    choice.cached_tokens = cached_tokens.unwrap_or(0);
+                    None
+                }
                 Some(GenerationEvent::PromptLogprobs(mut positions)) => {
                     choice.prompt_positions.append(&mut positions);
                     None
@@ -99,6 +102,11 @@ impl Run {
                 return Some(Update::Delta(i, delta));
             }
         }
+    }
+
+    /// Prompt tokens that came from the prefix cache. A prompt counts once, with its first choice.
+    pub fn cached_tokens(&self) -> u64 {
+        self.choices.iter().step_by(self.n.max(1)).map(|choice| u64::from(choice.cached_tokens)).sum()
     }
 
     fn fail(&mut self, error: ApiError) -> Update {

@@ -71,7 +71,10 @@ impl Default for SamplingParams {
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerationEvent {
     /// Prefill began.
-    Started,
+    Started {
+        /// Tokens of the prompt whose state came from the worker's prefix cache; `None` where it was not asked.
+        cached_tokens: Option<u32>,
+    },
     /// The next prompt positions, ascending; the first piece begins at position 1 (the second token).
     PromptLogprobs(Vec<PromptPosition>),
     /// Tokens of one step, in order; never empty.

@@ -10,7 +10,10 @@ use crate::journal::Broken;
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerEvent {
     /// Prefill begins (again, after a preemption).
-    Started,
+    Started {
+        /// Tokens of the prompt whose state came from the prefix cache; `None` where it was not asked.
+        cached_tokens: Option<u32>,
+    },
     /// Prompt logprobs from position `first` on.
     PromptLogprobs {
         /// Position of the first entry; the prompt's second token is 1.
@@ -53,7 +56,7 @@ impl Scheduler {
 
     fn event(&mut self, now: Duration, id: RequestId, event: WorkerEvent) {
         match event {
-            WorkerEvent::Started => self.started(id),
+            WorkerEvent::Started { cached_tokens } => self.started(id, cached_tokens),
             WorkerEvent::PromptLogprobs { first, positions } => self.prompt(now, id, first, positions),
             WorkerEvent::Token(token) => self.token(now, id, token),
             WorkerEvent::Finished(reason) => self.finish(now, id, reason),
@@ -65,7 +68,7 @@ impl Scheduler {
         }
     }
 
-    fn started(&mut self, id: RequestId) {
+    fn started(&mut self, id: RequestId, cached_tokens: Option<u32>) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Phase::Running { started, .. } = &mut entry.phase
             && std::mem::replace(started, true)
@@ -73,7 +76,7 @@ impl Scheduler {
             self.actions.push_back(Action::Preempted { request: id });
         }
         if !std::mem::replace(&mut entry.announced, true) {
-            self.emit(id, GenerationEvent::Started);
+            self.emit(id, GenerationEvent::Started { cached_tokens });
         }
     }
 

@@ -57,7 +57,12 @@ async fn converse(
         tokio::select! {
             () = attachment.closed.cancelled() => break Err(Status::aborted("the coordinator gave this worker's requests to another stream")),
             message = inbound.message() => match message {
-                Ok(Some(message)) => cluster.core().events(attachment.worker, events(message)),
+                Ok(Some(message)) => {
+                    if let Some(wire::from_worker::Message::Events(step)) = &message.message {
+                        cluster.core().telemetry().stepped(step.rows);
+                    }
+                    cluster.core().events(attachment.worker, events(message));
+                }
                 Ok(None) => break Ok(()),
                 Err(status) => break Err(status),
             },
@@ -78,7 +83,7 @@ fn events(message: wire::FromWorker) -> Vec<(AttemptId, WorkerEvent)> {
 
 fn event_from_wire(kind: wire::event::Kind) -> WorkerEvent {
     match kind {
-        wire::event::Kind::Started(_) => WorkerEvent::Started,
+        wire::event::Kind::Started(started) => WorkerEvent::Started { cached_tokens: started.cached_tokens },
         wire::event::Kind::Token(token) => WorkerEvent::Token(TokenEvent {
             id: token.id,
             index: token.index,

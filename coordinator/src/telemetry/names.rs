@@ -17,6 +17,8 @@ pub fn buckets() -> &'static [Buckets] {
         of("tandem_request_decode_seconds", E2E),
         of("tandem_request_prompt_tokens", COUNTS),
         of("tandem_request_generation_tokens", COUNTS),
+        of("tandem_iteration_tokens", COUNTS),
+        of("vllm:iteration_tokens_total", COUNTS),
         of("vllm:time_to_first_token_seconds", TTFT),
         of("vllm:inter_token_latency_seconds", ITL),
         of("vllm:time_per_output_token_seconds", ITL),
@@ -43,6 +45,8 @@ pub fn describe(vllm: bool) {
     describe_counter!("tandem_prompt_tokens_total", Unit::Count, "Prompt tokens prefilled, without those of resumed requests.");
     describe_counter!("tandem_generation_tokens_total", Unit::Count, "Tokens generated, without those past a stop string.");
     describe_counter!("tandem_preemptions_total", Unit::Count, "Requests that a worker took out of its batch for a while.");
+    describe_counter!("tandem_prefix_cache_queries_total", Unit::Count, "Prompt tokens that a worker's prefix cache was asked for.");
+    describe_counter!("tandem_prefix_cache_hits_total", Unit::Count, "Prompt tokens whose state came from a worker's prefix cache.");
     describe_counter!(
         "tandem_request_resumes_total",
         Unit::Count,
@@ -60,6 +64,11 @@ pub fn describe(vllm: bool) {
     describe_histogram!("tandem_request_decode_seconds", Unit::Seconds, "From the first token to the last.");
     describe_histogram!("tandem_request_prompt_tokens", Unit::Count, "Prompt tokens of a finished request.");
     describe_histogram!("tandem_request_generation_tokens", Unit::Count, "Generated tokens of a finished request.");
+    describe_histogram!(
+        "tandem_iteration_tokens",
+        Unit::Count,
+        "Tokens that an attention worker computed in one step, decode and prefill."
+    );
     describe_gauge!("tandem_worker_up", Unit::Count, "1 while the worker is a member of the instance.");
     describe_counter!("tandem_worker_restarts_total", Unit::Count, "New processes that joined under the name of an earlier one.");
     describe_gauge!("tandem_worker_busy_ratio", Unit::Percent, "Share of time that the worker's device was busy lately, 0 to 1.");
@@ -77,6 +86,8 @@ fn describe_aliases() {
     describe_counter!("vllm:prompt_tokens_total", Unit::Count, "Alias of tandem_prompt_tokens_total.");
     describe_counter!("vllm:generation_tokens_total", Unit::Count, "Alias of tandem_generation_tokens_total.");
     describe_counter!("vllm:num_preemptions_total", Unit::Count, "Alias of tandem_preemptions_total.");
+    describe_counter!("vllm:prefix_cache_queries_total", Unit::Count, "Alias of tandem_prefix_cache_queries_total.");
+    describe_counter!("vllm:prefix_cache_hits_total", Unit::Count, "Alias of tandem_prefix_cache_hits_total.");
     describe_counter!("vllm:request_success_total", Unit::Count, "Alias of tandem_requests_finished_total.");
     let histograms = [
         ("vllm:time_to_first_token_seconds", "Alias of tandem_time_to_first_token_seconds."),
@@ -90,6 +101,7 @@ fn describe_aliases() {
         ("vllm:request_decode_time_seconds", "Alias of tandem_request_decode_seconds."),
         ("vllm:request_prompt_tokens", "Alias of tandem_request_prompt_tokens."),
         ("vllm:request_generation_tokens", "Alias of tandem_request_generation_tokens."),
+        ("vllm:iteration_tokens_total", "Alias of tandem_iteration_tokens."),
         ("vllm:request_params_max_tokens", "max_tokens of admitted sequences."),
         ("vllm:request_params_n", "Sequences per API request."),
     ];

@@ -32,8 +32,12 @@ impl Timeline {
     /// An event is on its way to the client.
     pub(crate) fn event(&mut self, telemetry: &Telemetry, now: Duration, event: &GenerationEvent) {
         match event {
-            GenerationEvent::Started => {
+            GenerationEvent::Started { cached_tokens } => {
                 self.started = Some(now);
+                if let Some(cached) = cached_tokens {
+                    telemetry.prefix_queries.add(self.prompt as u64);
+                    telemetry.prefix_hits.add(u64::from(*cached));
+                }
                 telemetry.queue.record(seconds(self.admitted, now));
             }
             GenerationEvent::PromptLogprobs(_) => {}

@@ -220,7 +220,7 @@ async fn serve(addr: SocketAddr, name: &str, epoch: u64, seen: &Mutex<Seen>, lef
         for sequence in &mut running {
             let mut say = |kind| events.push(attn::Event { request_id: sequence.id, kind: Some(kind) });
             if !std::mem::replace(&mut sequence.started, true) {
-                say(attn::event::Kind::Started(attn::Started {}));
+                say(attn::event::Kind::Started(attn::Started::default()));
             }
             if sequence.next < sequence.max {
                 let id = oracle(&sequence.prompt, sequence.next);
@@ -228,7 +228,8 @@ async fn serve(addr: SocketAddr, name: &str, epoch: u64, seen: &Mutex<Seen>, lef
                 sequence.next += 1;
                 if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                     // Dies in the middle of a step: what it has not sent is lost.
-                    let _ = send.send(attn::FromWorker { message: Some(attn::from_worker::Message::Events(attn::StepEvents { events })) });
+                    let _ = send
+                        .send(attn::FromWorker { message: Some(attn::from_worker::Message::Events(attn::StepEvents { events, rows: 1 })) });
                     tokio::time::sleep(Duration::from_millis(2)).await;
                     return;
                 }
@@ -243,7 +244,7 @@ async fn serve(addr: SocketAddr, name: &str, epoch: u64, seen: &Mutex<Seen>, lef
         }
         running.retain(|sequence| sequence.next < sequence.max);
         if !events.is_empty() {
-            let events = attn::from_worker::Message::Events(attn::StepEvents { events });
+            let events = attn::from_worker::Message::Events(attn::StepEvents { events, rows: 1 });
             let _ = send.send(attn::FromWorker { message: Some(events) });
         }
     }

@@ -51,7 +51,7 @@ async fn a_stalled_attention_worker_loses_its_requests_to_another_one() {
     let first = Attn::join(rig.addr, "attn-0", 1, u32::MAX).await;
     rig.ready().await;
     let mut generation = rig.submit(request(9, 400));
-    assert_eq!(within("start", generation.next()).await, Some(GenerationEvent::Started));
+    assert_eq!(within("start", generation.next()).await, Some(GenerationEvent::Started { cached_tokens: None }));
     first.stall(true);
     let second = Attn::join(rig.addr, "attn-1", 1, u32::MAX).await;
     let whole = oracle_stream(&request(9, 0).prompt_ids, 400);
@@ -70,7 +70,7 @@ async fn a_second_stream_of_one_worker_replaces_the_first() {
     let attn = Attn::join(rig.addr, "attn-0", 1, u32::MAX).await;
     rig.ready().await;
     let mut generation = rig.submit(request(4, 300));
-    assert_eq!(within("start", generation.next()).await, Some(GenerationEvent::Started));
+    assert_eq!(within("start", generation.next()).await, Some(GenerationEvent::Started { cached_tokens: None }));
     let (outlet, _requests) = tokio::sync::mpsc::unbounded_channel();
     let other = rig.cluster.attach("attn-0", 1, outlet).expect("the same process may attach again");
     // The fake's stream ends, and it attaches again itself.

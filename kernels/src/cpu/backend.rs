@@ -179,6 +179,10 @@ impl Backend for CpuBackend {
         self.op("set_batch", |_| batch.set(desc).inspect_err(|_| *batch = CpuBatch::default()));
     }
 
+    fn prefill_grid(&self, p: &KdaParams) -> Option<usize> {
+        Some(kda::grid(p))
+    }
+
     fn state_reset(&self, state: &mut CpuState, id: u32) {
         self.op("state_reset", |_| {
             slot(state, id)?;

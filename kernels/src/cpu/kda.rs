@@ -1,7 +1,9 @@
 //! The KDA mixer between its projections: one item per (sequence, head), which holds everything a head needs from the convolution to
 //! the gated norm, so that a head's state passes through the cache once per step.
 //!
-//! Few rows take the recurrence token by token; from [`CHUNK_FROM`] rows on, `kda_chunk.rs` takes 16 tokens at a time.
+//! A segment is taken in blocks of 16 tokens, counted from its first row. A block of few tokens takes the recurrence token by token; from
+//! [`CHUNK_FROM`] tokens on, `kda_chunk.rs` takes it at once. What a block does depends on the block alone, so that a prompt that is cut
+//! between blocks gives the same bits as one that is not ([`grid`]).
 
 use super::{
     Engine,
@@ -19,7 +21,7 @@ use crate::KdaParams;
 
 /// Tokens that a head prepares together, and the longest sub-chunk.
 pub(super) const CHUNK: usize = 16;
-/// Rows of a segment from which the chunked form pays.
+/// Tokens of a block from which the chunked form pays.
 const CHUNK_FROM: usize = 8;
 /// Keys of the state read at a time: 16 × 128 f32 = 8 KiB.
 const KEY_BLOCK: usize = 16;
@@ -37,6 +39,11 @@ pub(super) struct Inputs<'a> {
     pub(super) a_log: &'a [f32],
     pub(super) dt_bias: &'a [f32],
     pub(super) o_norm: &'a [f32],
+}
+
+/// Tokens of a block: a prompt may be cut at multiples of it without changing a bit.
+pub(super) fn grid(p: &KdaParams) -> usize {
+    chunk_for(p).unwrap_or(1)
 }
 
 /// Tokens per sub-chunk; `None`: the decay has no bound that keeps the chunked form in range.
@@ -121,13 +128,13 @@ impl Kernel for Head<'_> {
             let (pair, chunk_buf) = rest.split_at_mut(4 * dh);
             let mut prep = Prepared { q, k, v, g, o, beta: [0.0; CHUNK] };
             self.transpose_taps(w);
-            let chunk = if self.rows >= CHUNK_FROM { chunk_for(self.p) } else { None };
+            let chunk = chunk_for(self.p);
             let step = chunk.unwrap_or(CHUNK);
             let mut t0 = 0;
             while t0 < self.rows {
                 let n = (self.rows - t0).min(step);
                 self.prepare(s, t0, n, w, &mut prep);
-                if chunk.is_some() {
+                if chunk.is_some() && n >= CHUNK_FROM {
                     kda_chunk::chunk(s, n, dh, &mut prep, self.state, chunk_buf);
                 } else {
                     for t in 0..n {

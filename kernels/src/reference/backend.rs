@@ -136,6 +136,10 @@ impl<T: Real> Backend for ReferenceBackend<T> {
         batch.clone_from(desc);
     }
 
+    fn prefill_grid(&self, _p: &KdaParams) -> Option<usize> {
+        Some(1) // token by token
+    }
+
     fn state_reset(&self, state: &mut State<T>, slot: u32) {
         self.op("state_reset", || state.reset(slot as usize));
     }

@@ -30,6 +30,9 @@ pub struct Attach {
 pub struct StepEvents {
     #[prost(message, repeated, tag = "1")]
     pub events: ::prost::alloc::vec::Vec<Event>,
+    /// tokens that the step computed, decode and prefill; 0 = these events belong to no computed step
+    #[prost(uint32, tag = "2")]
+    pub rows: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToWorker {
@@ -140,7 +143,11 @@ pub mod event {
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Started {}
+pub struct Started {
+    /// tokens of the prompt whose state came from the prefix cache; absent = it was not asked
+    #[prost(uint32, optional, tag = "1")]
+    pub cached_tokens: ::core::option::Option<u32>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Token {
     #[prost(uint32, tag = "1")]

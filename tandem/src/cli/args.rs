@@ -10,10 +10,13 @@ use std::{
 
 use clap::{ArgAction, Args};
 use tandem_model::{Geometry, Resident};
+use tandem_worker_attn::cache::CacheOptions;
 
 use crate::failure::Failure;
 
-use super::values::{self, Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, ReasoningFields, Seconds, Split};
+use super::values::{
+    self, Bytes, Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, Preemption, ReasoningFields, Seconds, Split,
+};
 
 /// Flags of every role.
 #[derive(Clone, Debug, Args)]
@@ -111,7 +114,8 @@ pub struct AttnLimits {
     /// Sequences in the batch at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_batch: u32,
-    /// Longest sequence, prompt and answer together; what the checkpoint and --kv-tokens allow if not given
+    /// Longest sequence, prompt and answer together; what the checkpoint and --kv-tokens allow if not given. More than the checkpoint says
+    /// is allowed, with a warning
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_seq_len: Option<u32>,
     /// Tokens that the latent cache holds over all sequences
@@ -129,21 +133,57 @@ pub struct AttnLimits {
     /// Let a replica with other arithmetic take over a running sequence: its tokens may then differ
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
     pub allow_mixed_experts: bool,
+    /// What becomes of a sequence's state when pages run out and it has to make room for earlier ones
+    #[arg(long, value_enum, default_value = "auto")]
+    pub preemption: Preemption,
+    /// Host memory for the copies of sequences that make room
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub preemption_bytes: Bytes,
+    /// Prefix cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
+/// What the attention worker keeps of prompts that it has computed.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Prefix cache")]
+pub struct CacheArgs {
+    /// Compute every prompt whole, whatever was computed before
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub no_prefix_cache: bool,
+    /// Host memory for the state of remembered prefixes that does not lie in cache pages; one takes 136 MiB of the published model
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub prefix_cache_bytes: Bytes,
+    /// Remember a long prompt every so many tokens, beside its end and where prompts part; 0 = only there
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub prefix_cache_interval: u32,
+}
+
+impl CacheArgs {
+    /// The worker's options; nothing where the cache is off.
+    pub fn options(&self) -> Option<CacheOptions> {
+        let on = !self.no_prefix_cache && self.prefix_cache_bytes.0 > 0;
+        on.then(|| CacheOptions {
+            bytes: self.prefix_cache_bytes.0,
+            interval: self.prefix_cache_interval as usize,
+            ..CacheOptions::default()
+        })
+    }
 }
 
 impl AttnLimits {
-    /// The longest sequence: `--max-seq-len`, or what the model and the cache allow.
+    /// The longest sequence: `--max-seq-len`, or what the model and the cache allow. More than the model was made for is allowed (it has no
+    /// positions); the worker warns of it.
     ///
     /// # Errors
-    /// When more is asked for than they allow.
+    /// When more is asked for than the cache holds.
     pub fn longest(&self, geometry: &Geometry) -> Result<u64, Failure> {
-        let allowed = self.kv_tokens.min(geometry.max_position as u64);
         match self.max_seq_len.map(u64::from) {
-            None => Ok(allowed),
-            Some(asked) if asked <= allowed => Ok(asked),
+            None => Ok(self.kv_tokens.min(geometry.max_position as u64)),
+            Some(asked) if asked <= self.kv_tokens => Ok(asked),
             Some(asked) => Err(Failure::config(format!(
-                "--max-seq-len {asked} is too long: the model takes {} tokens and --kv-tokens holds {}; the largest possible is {allowed}",
-                geometry.max_position, self.kv_tokens
+                "--max-seq-len {asked} is too long: --kv-tokens holds {}; raise it, or ask for at most that many",
+                self.kv_tokens
             ))),
         }
     }

@@ -42,6 +42,43 @@ impl fmt::Display for Seconds {
     }
 }
 
+/// An amount of memory as people write it: `4GiB`, `512MiB`, `1.5GB`. A bare number is bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no amount of memory; write a number with KiB, MiB, GiB, KB, MB, GB or nothing, e.g. 2GiB");
+        let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let factor = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1.0,
+            "kib" | "k" => f64::from(1 << 10),
+            "mib" | "m" => f64::from(1 << 20),
+            "gib" | "g" => f64::from(1 << 30),
+            "kb" => 1e3,
+            "mb" => 1e6,
+            "gb" => 1e9,
+            _ => return Err(wrong()),
+        };
+        let bytes = number.parse::<f64>().map_err(|_| wrong())? * factor;
+        // Beyond 2^53 no byte count is exact, nor is any memory that large.
+        if bytes <= 9e15 { Ok(Self(bytes as u64)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
+            Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
 /// Cores to pin compute threads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cpus {
@@ -232,6 +269,27 @@ impl From<Link> for LinkChoice {
     }
 }
 
+/// What becomes of a sequence's state when it has to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Preemption {
+    /// Whichever of the two is measured to be faster, within the budget
+    Auto,
+    /// Copied to host memory, and back later
+    Snapshot,
+    /// Computed again
+    Recompute,
+}
+
+impl From<Preemption> for tandem_worker_attn::engine::parking::Preemption {
+    fn from(preemption: Preemption) -> Self {
+        match preemption {
+            Preemption::Auto => Self::Auto,
+            Preemption::Snapshot => Self::Snapshot,
+            Preemption::Recompute => Self::Recompute,
+        }
+    }
+}
+
 /// Shape of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -289,6 +347,20 @@ mod tests {
         for text in ["", "s", "-3", "3 s", "3d", "1e400", "1.2.3", "nan"] {
             let error = text.parse::<Seconds>().expect_err(text);
             assert!(error.contains("is no duration"), "{error}");
+        }
+    }
+
+    #[test]
+    fn amounts_of_memory_parse_and_print() {
+        for (text, bytes) in
+            [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("1.5g", 3 << 29), ("512MiB", 512 << 20), ("1kb", 1000), ("3KiB", 3072)]
+        {
+            let parsed: Bytes = text.parse().expect(text);
+            assert_eq!(parsed.0, bytes, "{text}");
+            assert_eq!(parsed.to_string().parse::<Bytes>(), Ok(parsed));
+        }
+        for text in ["", "GiB", "-1", "2 GiB", "2TiB", "1e3", "1.2.3", "99999999999GiB"] {
+            assert!(text.parse::<Bytes>().expect_err(text).contains("is no amount of memory"));
         }
     }
 

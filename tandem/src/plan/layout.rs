@@ -43,6 +43,8 @@ pub struct Ask {
     pub threads: usize,
     /// Weights may stay on disk.
     pub paging: bool,
+    /// The most host memory that the attention worker's prefix cache takes, beside what a layout needs.
+    pub prefixes: u64,
 }
 
 /// A process and what it needs.

@@ -22,6 +22,7 @@ pub mod time;
 
 use std::{num::NonZeroUsize, thread};
 
+use tandem_kernels::Precision;
 use tandem_model::{Checkpoint, Geometry, Resident, budget::Short};
 use tandem_runtime::process;
 use tandem_worker_attn::RunnerLimits;
@@ -56,6 +57,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         precision: args.model.dtype.into(),
         threads: args.threads.map_or_else(cores, |n| n as usize),
         paging: args.allow_paging,
+        prefixes: prefixes(&args.limits, &sizes.geometry, args.model.dtype.into())?,
     };
     let layout = layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
     let short = check(&sizes, &layout, &devices).err();
@@ -119,6 +121,14 @@ pub fn limits(args: &AttnLimits, geometry: &Geometry) -> Result<RunnerLimits, Fa
         max_seq_len: usize::try_from(args.longest(geometry)?).unwrap_or(usize::MAX),
         kv_tokens: usize::try_from(args.kv_tokens).unwrap_or(usize::MAX),
     })
+}
+
+/// The most host memory that the attention worker's prefix cache takes.
+///
+/// # Errors
+/// As [`limits`].
+pub fn prefixes(args: &AttnLimits, geometry: &Geometry, precision: Precision) -> Result<u64, Failure> {
+    Ok(tandem_worker_attn::memory::prefixes(geometry, limits(args, geometry)?, precision, args.cache.options()))
 }
 
 /// Cores that this process may use.

@@ -96,6 +96,7 @@ fn ask(dice: &mut Dice, sizes: &Sizes, devices: usize) -> Ask {
         precision: [Precision::Bf16, Precision::F32][dice.roll(2)],
         threads: 1 + dice.roll(256),
         paging: dice.roll(4) == 0,
+        prefixes: 0,
     }
 }
 
@@ -194,6 +195,7 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
         precision: Precision::Bf16,
         threads: 1,
         paging: false,
+        prefixes: 0,
     };
     let layout = lay_out(&sizes, &ask).expect("possible");
     let devices = [gpu(400, 4.3e12)];

@@ -37,6 +37,9 @@ pub fn lines(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> String {
     let _ =
         writeln!(out, "kv        {:>9} GiB on {attn}: {} tokens, longest sequence {}", gib(needs.kv), limits.kv_tokens, limits.max_seq_len);
     let _ = writeln!(out, "state     {:>9} GiB on {attn}: {} sequences", gib(needs.state), limits.max_batch);
+    if layout.ask.prefixes > 0 {
+        let _ = writeln!(out, "prefixes  {:>9} GiB of host memory at most", gib(layout.ask.prefixes));
+    }
     let workspace: u64 = layout.places.iter().map(|p| p.needs.workspace).fold(0, u64::saturating_add);
     let _ = writeln!(out, "workspace {:>9} GiB: steps of up to {} rows", gib(workspace), limits.max_rows);
     for (i, device) in devices.iter().enumerate().filter(|(i, _)| layout.on(*i).next().is_some()) {

@@ -131,6 +131,7 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         precision: args.model.dtype.into(),
         threads: args.compute.threads.map_or_else(plan::cores, |n| n as usize),
         paging: args.compute.allow_paging,
+        prefixes: plan::prefixes(&args.limits, checkpoint.geometry(), args.model.dtype.into())?,
     };
     let layout = plan::layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
     let here: Vec<_> = plan::device::this_machine().into_iter().collect();

@@ -9,9 +9,9 @@ use tandem_proto::attn::v1::{
 
 use crate::hop::Failure;
 
-/// The sequence left the waiting queue.
-pub fn started(id: u64) -> Event {
-    event(id, Kind::Started(Started {}))
+/// The sequence left the waiting queue; `cached` tokens of its prompt need not be computed (`None`: the prefix cache was not asked).
+pub fn started(id: u64, cached: Option<usize>) -> Event {
+    event(id, Kind::Started(Started { cached_tokens: cached.map(|tokens| tokens as u32) }))
 }
 
 /// A generated token.

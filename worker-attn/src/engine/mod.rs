@@ -5,38 +5,51 @@
 //! | this file | [`Engine`]: take requests, plan, step, emit, free |
 //! | [`sequence`] | a request and its tokens |
 //! | [`events`] | what is said about it |
+//! | [`parking`] | what becomes of the state of a sequence that makes room |
 //! | [`thread`] | the dedicated thread and its mailbox |
 //!
-//! Neighbours: `scheduler.rs` decides, `model.rs` computes, `service/` talks to the coordinator.
+//! Neighbours: `scheduler.rs` decides, `model.rs` computes, `cache/` remembers, `service/` talks to the coordinator.
 //!
 //! A sequence ends in exactly one way, with exactly one closing event; everything it held is free before the next step is planned.
 //! State that a failed step left half-updated is freed with its sequence and never continued.
+//!
+//! The prefix cache (`cache/`) is asked when a sequence joins, and fed when a chunk ends at a position that it chose.
 
 pub mod events;
+pub mod parking;
 pub mod sequence;
 pub mod thread;
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
 
 use tandem_kernels::{Backend, BatchDesc, SampleRow, Sampled};
-use tandem_proto::attn::v1::{ErrorCode, Event};
+use tandem_proto::attn::v1::{ErrorCode, Event, StepEvents};
 
-use self::sequence::{Purpose, Request, Sequence};
+use self::{
+    parking::{Parking, ParkingOptions, copy_bytes},
+    sequence::{Purpose, Request, Sequence},
+};
 use crate::{
-    hop::{Hop, HopError, HopSegment, Notify},
+    cache::{CacheOptions, Lease, LookUp, PrefixCache},
+    hop::{Failure, Hop, HopError, HopSegment, Notify},
     model::{Runner, StepError, StepResult, push_segment},
-    scheduler::{Capacity, Plan, Planned, Scheduler},
+    scheduler::{Capacity, Plan, Planned, Scheduler, Start},
+    state::{SeqState, StateError},
     telemetry,
 };
 
 /// Where events go. Called with all events of a step together; in between with the failure of a sequence that cannot wait.
-pub type Sink = Arc<dyn Fn(Vec<Event>) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(StepEvents) + Send + Sync>;
 
 /// How steps are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Rows of one sequence in one step; the rows of a whole step are the runner's `max_rows`.
     pub prefill_chunk: usize,
+    /// The prefix cache; `None` = every prompt is computed whole.
+    pub cache: Option<CacheOptions>,
+    /// How sequences make room.
+    pub parking: ParkingOptions,
 }
 
 /// Sequences over a runner.
@@ -44,10 +57,13 @@ pub struct Engine<B: Backend, H: Hop<B>> {
     runner: Runner<B, H>,
     scheduler: Scheduler,
     sequences: HashMap<u64, Sequence>,
+    cache: Option<PrefixCache>,
+    parking: Parking,
     sink: Sink,
 }
 
 /// A step that is formed and can be computed.
+#[derive(Default)]
 struct Formed {
     desc: BatchDesc,
     segments: Vec<HopSegment>,
@@ -55,6 +71,8 @@ struct Formed {
     /// For each sample: place in `rows`, and what it is for.
     purposes: Vec<(usize, Purpose)>,
     rows: Vec<Planned>,
+    /// Rows that must be known to be finite, with their place in `rows`.
+    watched: Vec<(usize, Range<usize>)>,
 }
 
 impl<B: Backend, H: Hop<B>> Engine<B, H> {
@@ -69,7 +87,13 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             max_rows: limits.max_rows,
             prefill_chunk: pace.prefill_chunk.clamp(1, limits.max_rows),
         };
-        Self { runner, scheduler: Scheduler::new(capacity), sequences: HashMap::new(), sink }
+        let (page_tokens, scheduler) = (spec.page_tokens, Scheduler::new(capacity));
+        let chunk = scheduler.capacity().prefill_chunk;
+        let model = runner.model();
+        // Where a cut between chunks changes bits, or chunks do not lie on the backend's grid, only the chunks' own ends are the same for all.
+        let grid = model.backend().prefill_grid(&model.dims().kda).filter(|grid| chunk.is_multiple_of(*grid)).unwrap_or(chunk);
+        let cache = pace.cache.map(|options| PrefixCache::new(options, page_tokens, grid));
+        Self { runner, scheduler, sequences: HashMap::new(), cache, parking: Parking::new(pace.parking), sink }
     }
 
     /// Sequences that hold state, sequences that do not.
@@ -77,10 +101,31 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         (self.scheduler.running(), self.scheduler.waiting())
     }
 
-    /// Token places in use, in all.
+    /// Token places that sequences use, in all. Those that only the prefix cache holds are as good as free.
     pub fn kv_tokens(&mut self) -> (usize, usize) {
         let pool = self.runner.pool();
-        (pool.used_tokens(), pool.total_tokens())
+        let spare = self.cache.as_ref().map_or(0, |cache| cache.spare_pages(pool)) * pool.spec().page_tokens;
+        (pool.used_tokens() - spare, pool.total_tokens())
+    }
+
+    /// Host memory of the copies of sequences that made room, in bytes.
+    pub fn parked_bytes(&self) -> u64 {
+        self.parking.used()
+    }
+
+    /// The prefix cache.
+    pub fn cache(&self) -> Option<&PrefixCache> {
+        self.cache.as_ref()
+    }
+
+    /// Tells the metrics what lies in host memory: remembered prefixes, copies of sequences that made room.
+    pub fn publish_memory(&mut self) {
+        if let Some(cache) = &self.cache {
+            let (points, bytes) = cache.size();
+            let pool = self.runner.pool();
+            telemetry::cached(points, bytes, cache.spare_pages(pool) * pool.spec().page_tokens);
+        }
+        telemetry::parked(self.parking.used());
     }
 
     /// Whether no sequence lives here.
@@ -102,15 +147,15 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         let vocab = self.runner.model().dims().vocab;
         if let Err(reason) = request.validate(vocab, limits.max_seq_len, kv_tokens) {
             telemetry::finished("error");
-            (self.sink)(vec![events::error(id, ErrorCode::Invalid, reason)]);
+            self.emit(vec![events::error(id, ErrorCode::Invalid, reason)]);
         } else if self.sequences.contains_key(&id) {
-            (self.sink)(vec![events::error(id, ErrorCode::Invalid, format!("request id {id} is in use"))]);
+            self.emit(vec![events::error(id, ErrorCode::Invalid, format!("request id {id} is in use"))]);
         } else {
             let sequence = Sequence::new(request);
             if sequence.generated() >= sequence.request.max_tokens && sequence.request.prompt_logprobs.is_none() {
                 // Its earlier life had said all but the end.
                 telemetry::finished("length");
-                (self.sink)(vec![events::length(id)]);
+                self.emit(vec![events::length(id)]);
                 return;
             }
             self.scheduler.submit(id, sequence.tokens.len());
@@ -122,7 +167,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     pub fn cancel(&mut self, id: u64) {
         if self.sequences.contains_key(&id) {
             self.end(id, "cancelled");
-            (self.sink)(vec![events::cancelled(id)]);
+            self.emit(vec![events::cancelled(id)]);
         }
     }
 
@@ -139,7 +184,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         for id in &ids {
             self.end(*id, "error");
         }
-        (self.sink)(ids.into_iter().map(|id| events::error(id, code, message)).collect());
+        self.emit(ids.into_iter().map(|id| events::error(id, code, message)).collect());
     }
 
     /// Runs one step: ends what is overdue, lets requests join, computes, emits. Returns how many rows were computed (0: nobody could
@@ -150,8 +195,8 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     pub fn step(&mut self, now: Instant) -> Result<usize, StepError> {
         let timer = Instant::now();
         let mut out = self.end_overdue(now);
-        let plan = self.scheduler.plan();
-        let formed = self.apply(plan, &mut out);
+        let (plan, leases) = self.plan();
+        let formed = self.apply(plan, leases, &mut out);
         telemetry::phase("plan", timer.elapsed());
         if formed.rows.is_empty() {
             self.emit(out);
@@ -160,12 +205,14 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         // Started events go out before the step: they say that prefill begins.
         self.emit(std::mem::take(&mut out));
         let sink = Arc::clone(&self.sink);
-        let notify = Notify::new(move |id, failure| sink(vec![events::failed(id, failure)]));
-        let Formed { desc, segments, samples, purposes, rows } = formed;
+        let notify = Notify::new(move |id, failure| sink(StepEvents { events: vec![events::failed(id, failure)], rows: 0 }));
+        let Formed { desc, segments, samples, purposes, rows, watched } = formed;
         let total = desc.tokens.len();
-        let result = match self.runner.step(&desc, segments, notify, samples) {
+        let timer = Instant::now();
+        let (places, watched): (Vec<usize>, Vec<Range<usize>>) = watched.into_iter().unzip();
+        let mut result = match self.runner.step(&desc, segments, notify, samples, &watched) {
             Ok(result) => result,
-            Err(StepError::Hop(HopError::Abandoned)) => StepResult { sampled: Vec::new(), failures: self.runner.hop().failures() },
+            Err(StepError::Hop(HopError::Abandoned)) => StepResult { failures: self.runner.hop().failures(), ..StepResult::default() },
             Err(e) => {
                 let told: Vec<usize> = self.runner.hop().failures().iter().map(|f| f.0).collect();
                 for (i, p) in rows.iter().enumerate() {
@@ -178,32 +225,55 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
                 return Err(e);
             }
         };
+        if rows.iter().any(|p| p.rows > 1) {
+            self.parking.prefilled(timer.elapsed(), total);
+        }
         let timer = Instant::now();
+        self.end_non_finite(&rows, &places, &mut result, &mut out);
         self.settle(&rows, &purposes, result, &mut out);
-        self.emit(out);
+        (self.sink)(StepEvents { events: out, rows: total as u32 });
         telemetry::phase("emit", timer.elapsed());
         Ok(total)
     }
 
+    /// Decides the step. What the cache has for those that join is held from here on.
+    fn plan(&mut self) -> (Plan, HashMap<u64, Lease>) {
+        let Self { runner, scheduler, sequences, cache, .. } = self;
+        let mut leases = HashMap::new();
+        let plan = scheduler.plan(|id| {
+            let Some(s) = sequences.get(&id).filter(|s| s.may_use_cache()) else { return Start::default() };
+            if let Some(copy) = &s.parked {
+                return Start { computed: copy.tokens(), points: Vec::new() };
+            }
+            let Some(cache) = cache.as_ref() else { return Start::default() };
+            let LookUp { lease, points } = cache.look_up(runner.pool(), &s.tokens);
+            let lease = if s.request.prompt_logprobs.is_none() { lease } else { give_back(runner, lease) };
+            let computed = lease.as_ref().map_or(0, Lease::tokens);
+            leases.extend(lease.map(|lease| (id, lease)));
+            Start { computed, points }
+        });
+        for id in leases.keys().copied().filter(|id| !plan.admitted.contains(id)).collect::<Vec<_>>() {
+            give_back(runner, leases.remove(&id));
+        }
+        (plan, leases)
+    }
+
     /// Applies a plan to real state and describes the step.
-    fn apply(&mut self, plan: Plan, out: &mut Vec<Event>) -> Formed {
+    fn apply(&mut self, plan: Plan, mut leases: HashMap<u64, Lease>, out: &mut Vec<Event>) -> Formed {
         telemetry::preempted(plan.preempted.len());
         for id in &plan.preempted {
-            if let Some(state) = self.sequences.get_mut(id).and_then(|s| s.state.take()) {
-                self.runner.pool().free(state);
-            }
+            self.make_room(*id);
         }
         for id in &plan.admitted {
-            self.admit(*id, out);
+            self.admit(*id, leases.remove(id), out);
         }
         let max_seq_len = self.runner.limits().max_seq_len;
-        let mut formed =
-            Formed { desc: BatchDesc::default(), segments: Vec::new(), samples: Vec::new(), purposes: Vec::new(), rows: Vec::new() };
+        let mut formed = Formed::default();
         for p in plan.rows {
             let Some(s) = self.sequences.get_mut(&p.id) else { continue };
             let Some(state) = s.state.as_mut() else { continue };
             let (from, to) = (state.tokens(), state.tokens() + p.rows);
-            if let Err(e) = self.runner.pool().grow(state, to) {
+            if let Err(e) = grow(&mut self.cache, &mut self.runner, state, to) {
                 // The scheduler counts the same pages, so this is a fault of ours: end the one sequence, keep the others.
                 out.push(events::error(p.id, ErrorCode::Internal, e.to_string()));
                 self.end(p.id, "error");
@@ -217,6 +287,9 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
                 formed.samples.push(row);
                 formed.purposes.push((formed.rows.len(), purpose));
             }
+            if p.kept && self.cache.is_some() {
+                formed.watched.push((formed.rows.len(), row0..row0 + p.rows));
+            }
             formed.rows.push(p);
         }
         let decode = formed.rows.iter().filter(|p| p.rows == 1).count();
@@ -224,17 +297,68 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         formed
     }
 
-    fn admit(&mut self, id: u64, out: &mut Vec<Event>) {
+    /// Takes a sequence's state away; a copy is kept where that is the better way.
+    fn make_room(&mut self, id: u64) {
+        let Self { runner, sequences, parking, .. } = self;
+        let Some((s, state)) = sequences.get_mut(&id).and_then(|s| s.state.take().map(|state| (s, state))) else { return };
+        let precision = runner.model().backend().precision();
+        let pool = runner.pool();
+        let bytes = copy_bytes(pool.spec(), pool.pages_for(state.tokens()), precision);
+        if state.tokens() > 0 && s.may_use_cache() && parking.prefers_copy(bytes, state.tokens()) {
+            let timer = Instant::now();
+            match pool.snapshot(&state) {
+                Ok(copy) => {
+                    parking.copied(timer.elapsed(), copy.len());
+                    s.parked = parking.park(copy.len()).then_some(copy);
+                    telemetry::snapshots(usize::from(s.parked.is_some()));
+                }
+                Err(e) => tracing::warn!(error = %e, request = id, "no copy of a sequence that makes room; it is computed again"),
+            }
+        }
+        pool.free(state);
+    }
+
+    fn admit(&mut self, id: u64, lease: Option<Lease>, out: &mut Vec<Event>) {
         let Some(s) = self.sequences.get_mut(&id) else { return };
-        match self.runner.pool().create() {
+        let cached = lease.as_ref().map_or(0, Lease::tokens);
+        let parked = s.parked.take();
+        let asked = self.cache.is_some() && s.may_use_cache() && s.request.prompt_logprobs.is_none() && parked.is_none();
+        if asked {
+            telemetry::looked_up(s.tokens.len(), cached);
+        }
+        let pool = self.runner.pool();
+        let state = match (parked, lease, &mut self.cache) {
+            (Some(copy), _, cache) => {
+                self.parking.unpark(copy.len());
+                if let Some(cache) = cache {
+                    cache.make_room(pool, copy.pages());
+                }
+                pool.restore(&copy)
+            }
+            (None, Some(lease), Some(cache)) => cache.take(pool, lease),
+            _ => pool.create(),
+        };
+        match state {
             Ok(state) => {
                 s.state = Some(state);
                 // Said again after a preemption: the coordinator counts those.
-                out.push(events::started(id));
+                out.push(events::started(id, asked.then_some(cached.min(s.request.prompt.len()))));
             }
             Err(e) => {
                 out.push(events::error(id, ErrorCode::Internal, e.to_string()));
                 self.end(id, "error");
+            }
+        }
+    }
+
+    /// Ends the sequences whose watched rows are not finite: their state must not enter the cache.
+    fn end_non_finite(&mut self, rows: &[Planned], places: &[usize], result: &mut StepResult, out: &mut Vec<Event>) {
+        for (&place, &bad) in places.iter().zip(&result.non_finite).filter(|(_, bad)| **bad > 0) {
+            telemetry::nan_rows(bad);
+            if result.failures.iter().all(|f| f.0 != place) {
+                let message = format!("NaN or infinity in the hidden state of {bad} of the request's rows");
+                out.push(events::error(rows[place].id, ErrorCode::NonFinite, message.clone()));
+                result.failures.push((place, Failure::Internal { message }));
             }
         }
     }
@@ -277,6 +401,12 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             out.push(events::error(p.id, ErrorCode::NonFinite, format!("NaN or infinity in the logits of {bad} of the request's rows")));
             self.end(p.id, "error");
             return;
+        }
+        if let (true, Some(cache), Some(state)) = (p.point, &mut self.cache, &s.state)
+            && let Err(e) = cache.store(self.runner.pool(), &s.tokens[..state.tokens()], state)
+        {
+            // The sequence is none the worse for it.
+            tracing::warn!(error = %e, "the prefix cache could not save a state");
         }
         let mut prompt = Vec::new();
         let mut next = None;
@@ -325,6 +455,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         self.scheduler.remove(id);
         if let Some(s) = self.sequences.remove(&id) {
             telemetry::finished(reason);
+            self.parking.unpark(s.parked.map_or(0, |copy| copy.len()));
             if let Some(state) = s.state {
                 self.runner.pool().free(state);
             }
@@ -333,7 +464,30 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
 
     fn emit(&self, events: Vec<Event>) {
         if !events.is_empty() {
-            (self.sink)(events);
+            (self.sink)(StepEvents { events, rows: 0 });
         }
     }
+}
+
+/// Gives `state` the pages for `tokens` tokens; the cache gives up what is missing.
+fn grow<B: Backend, H: Hop<B>>(
+    cache: &mut Option<PrefixCache>,
+    runner: &mut Runner<B, H>,
+    state: &mut SeqState,
+    tokens: usize,
+) -> Result<(), StateError> {
+    let pool = runner.pool();
+    if let Some(cache) = cache {
+        let missing = pool.pages_for(tokens).saturating_sub(state.pages().len());
+        cache.make_room(pool, missing);
+    }
+    pool.grow(state, tokens)
+}
+
+/// Gives a lease back that nobody takes.
+fn give_back<B: Backend, H: Hop<B>>(runner: &mut Runner<B, H>, lease: Option<Lease>) -> Option<Lease> {
+    if let Some(lease) = lease {
+        PrefixCache::give_back(runner.pool(), lease);
+    }
+    None
 }

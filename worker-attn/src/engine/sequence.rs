@@ -9,7 +9,7 @@ use tandem_proto::attn::v1 as wire;
 
 use crate::{
     sampler::{SamplingParams, Seen, forced_row},
-    state::SeqState,
+    state::{SeqState, Snapshot},
 };
 
 /// What a sequence is to be continued with.
@@ -114,6 +114,8 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// State of the first of them; `None` while waiting.
     pub state: Option<SeqState>,
+    /// A copy of it while the sequence has to make room.
+    pub parked: Option<Snapshot>,
     /// What penalties look at.
     pub seen: Seen,
     /// Next prompt position whose logprob is to be sent.
@@ -134,12 +136,17 @@ impl Sequence {
     pub fn new(request: Request) -> Self {
         let tokens = [request.prompt.as_slice(), &request.emitted].concat();
         let seen = Seen::new(&request.sampling, &request.prompt, &request.emitted);
-        Self { request, tokens, state: None, seen, prompt_position: 1 }
+        Self { request, tokens, state: None, parked: None, seen, prompt_position: 1 }
     }
 
     /// Generated tokens so far.
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Whether the prefix cache may serve it and learn from it. A warm-up is there to compute.
+    pub fn may_use_cache(&self) -> bool {
+        !self.request.warmup
     }
 
     /// Tokens whose state is computed.

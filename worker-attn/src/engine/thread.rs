@@ -225,4 +225,5 @@ fn publish<B: Backend, H: Hop<B>>(engine: &mut Engine<B, H>, load: &Load, hop: b
         *load.hop.lock() = engine.runner().hop().report();
     }
     telemetry::load(running, waiting, used, total);
+    engine.publish_memory();
 }

@@ -10,7 +10,7 @@ fn capacity() -> Capacity {
 
 /// Applies a plan as the engine does: every last row samples a token.
 fn run(s: &mut Scheduler) -> Plan {
-    let plan = s.plan();
+    let plan = s.plan(|_| Start::default());
     for p in &plan.rows {
         s.completed(p.id, p.rows, usize::from(p.last));
     }
@@ -87,6 +87,43 @@ fn a_model_without_pages_is_limited_by_slots_alone() {
     assert_eq!(run(&mut s).rows.len(), 1);
 }
 
+#[test]
+fn a_sequence_begins_where_the_cache_ends_and_stops_where_it_is_to_be_saved() {
+    let mut s = Scheduler::new(Capacity { pages: 12, ..capacity() });
+    s.submit(1, 30);
+    let start = || Start { computed: 8, points: vec![10, 20] };
+    let (mut computed, mut seen) = (8, Vec::new());
+    while computed < 30 {
+        let plan = s.plan(|_| start());
+        let p = plan.rows[0];
+        seen.push((p.rows, p.point, p.kept, p.last));
+        computed += p.rows;
+        s.completed(1, p.rows, usize::from(p.last));
+        assert_eq!(s.running[0].pages, computed.div_ceil(4), "shared pages are counted as if they were its own");
+    }
+    assert_eq!(
+        seen,
+        [(2, true, true, false), (6, false, true, false), (4, true, true, false), (6, false, false, false), (4, false, false, true)]
+    );
+    // Sent back, it asks anew.
+    let e = s.running.pop().unwrap();
+    s.wait_again(e);
+    assert_eq!(s.plan(|_| Start { computed: 30, points: vec![] }).rows[0].rows, 1, "31 tokens are known now, and one is always left");
+}
+
+#[test]
+fn nobody_is_asked_about_a_sequence_that_cannot_join() {
+    let mut s = Scheduler::new(Capacity { slots: 1, ..capacity() });
+    s.submit(1, 2);
+    s.submit(2, 2);
+    let mut asked = Vec::new();
+    s.plan(|id| {
+        asked.push(id);
+        Start::default()
+    });
+    assert_eq!(asked, [1]);
+}
+
 proptest! {
     #[test]
     fn everything_finishes_and_no_limit_is_ever_passed(
@@ -96,6 +133,7 @@ proptest! {
         chunk in 1usize..9,
         spare in 0usize..6,
         jobs in prop::collection::vec((1usize..30, 1usize..20, 0usize..40), 1..12),
+        starts in prop::collection::vec((0usize..30, prop::collection::vec(0usize..30, 0..3)), 1..8),
     ) {
         let c = Capacity { slots, pages, page_tokens, max_rows: slots + spare, prefill_chunk: chunk };
         let mut s = Scheduler::new(c);
@@ -113,9 +151,20 @@ proptest! {
                 s.submit(j.0, j.1);
                 state.insert(j.0, (0, j.1, j.2));
             }
-            let plan = s.plan();
+            // The cache knows something else of each, each time.
+            let mut begun: std::collections::HashMap<u64, Start> = std::collections::HashMap::new();
+            let plan = s.plan(|id| {
+                let (computed, mut points) = starts[(id as usize + step) % starts.len()].clone();
+                points.sort_unstable();
+                let start = Start { computed: computed.min(state[&id].1 - 1), points };
+                begun.insert(id, start.clone());
+                start
+            });
             for id in &plan.preempted {
                 state.get_mut(id).unwrap().0 = 0;
+            }
+            for id in &plan.admitted {
+                state.get_mut(id).unwrap().0 = begun[id].computed;
             }
             let total: usize = plan.rows.iter().map(|p| p.rows).sum();
             prop_assert!(total <= c.max_rows && s.running() <= slots);

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tandem_proto::attn::v1::{Attach, Event, FromWorker, StepEvents, ToWorker, attn_client::AttnClient, from_worker, to_worker};
+use tandem_proto::attn::v1::{Attach, FromWorker, StepEvents, ToWorker, attn_client::AttnClient, from_worker, to_worker};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::{Channel, Endpoint};
@@ -38,7 +38,7 @@ type Loss = String;
 
 impl Attachment {
     /// Keeps a stream for as long as the task lives.
-    pub async fn run(self, mut events: UnboundedReceiver<Vec<Event>>) {
+    pub async fn run(self, mut events: UnboundedReceiver<StepEvents>) {
         let mut pause = BACKOFF.0;
         loop {
             let since = Instant::now();
@@ -85,7 +85,7 @@ impl Attachment {
     /// Carries messages both ways until the stream ends.
     async fn carry(
         &self,
-        events: &mut UnboundedReceiver<Vec<Event>>,
+        events: &mut UnboundedReceiver<StepEvents>,
         sender: &UnboundedSender<FromWorker>,
         mut requests: tonic::Streaming<ToWorker>,
     ) -> Loss {
@@ -105,15 +105,15 @@ impl Attachment {
                     Ok(None) => return "the coordinator closed it".to_owned(),
                     Err(status) => return status.message().to_owned(),
                 },
-                Some(events) = events.recv() => {
-                    if !send(sender, ledger.pass(events)) {
+                Some(StepEvents { events, rows }) = events.recv() => {
+                    if !send(sender, StepEvents { events: ledger.pass(events), rows }) {
                         return "it broke".to_owned();
                     }
                 }
                 () = wake => {
                     let over = ledger.overdue(Instant::now());
                     over.iter().for_each(|event| self.mailbox.cancel(event.request_id));
-                    if !send(sender, over) {
+                    if !send(sender, StepEvents { events: over, rows: 0 }) {
                         return "it broke".to_owned();
                     }
                 }
@@ -142,9 +142,10 @@ impl Attachment {
     }
 }
 
-/// Sends events, if there are any; false where the stream is gone.
-fn send(sender: &UnboundedSender<FromWorker>, events: Vec<Event>) -> bool {
-    events.is_empty() || sender.send(FromWorker { message: Some(from_worker::Message::Events(StepEvents { events })) }).is_ok()
+/// Sends what a step says, if it says anything; false where the stream is gone.
+fn send(sender: &UnboundedSender<FromWorker>, step: StepEvents) -> bool {
+    let empty = step.events.is_empty() && step.rows == 0;
+    empty || sender.send(FromWorker { message: Some(from_worker::Message::Events(step)) }).is_ok()
 }
 
 /// An error with everything that caused it: tonic's own text is only "transport error".

@@ -72,8 +72,8 @@ mod tests {
         let over = ledger.overdue(now + Duration::from_secs(2));
         assert_eq!(over.iter().map(|e| e.request_id).collect::<Vec<_>>(), [1]);
         assert_eq!(ledger.overdue(now + Duration::from_secs(3)), []);
-        let passed = ledger.pass(vec![events::cancelled(1), events::started(2), events::length(2), events::started(2)]);
-        assert_eq!(passed, [events::started(2), events::length(2)]);
+        let passed = ledger.pass(vec![events::cancelled(1), events::started(2, None), events::length(2), events::started(2, None)]);
+        assert_eq!(passed, [events::started(2, None), events::length(2)]);
         assert_eq!(ledger.next(), None);
     }
 }

@@ -29,7 +29,7 @@ use tandem_kernels::{
 };
 use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
-    attn::v1::Event,
+    attn::v1::StepEvents,
     control::v1::{Hello, Limits, Role, WorkerState},
     hop::{HopOptions, HostHop},
     membership::{MemberState, Membership, MembershipHandle},
@@ -115,7 +115,7 @@ struct Worker<B: Backend> {
 /// The step thread as the service sees it.
 struct Steps {
     mailbox: Mailbox,
-    events: UnboundedReceiver<Vec<Event>>,
+    events: UnboundedReceiver<StepEvents>,
     thread: JoinHandle<Result<(), StepError>>,
 }
 
@@ -219,7 +219,7 @@ impl<B: Backend> Worker<B> {
         let (sender, events) = mpsc::unbounded_channel();
         // A receiver that is gone means that the process ends.
         let sink: Sink = Arc::new(move |events| drop(sender.send(events)));
-        let (limits, pace) = (self.limits, Pace { prefill_chunk: self.config.prefill_chunk.unwrap_or(self.limits.max_rows) });
+        let (limits, pace) = (self.limits, self.pace());
         let make = move || {
             model.backend().bind_thread();
             Ok(Engine::new(Runner::new(Arc::new(model), hop, limits)?, pace, sink))
@@ -227,6 +227,14 @@ impl<B: Backend> Worker<B> {
         let thread =
             thread::spawn(inbox, Arc::clone(&self.load), make).map_err(|e| Error::Thread(format!("the step thread cannot start: {e}")))?;
         Ok(Steps { mailbox, events, thread })
+    }
+
+    fn pace(&self) -> Pace {
+        Pace {
+            prefill_chunk: self.config.prefill_chunk.unwrap_or(self.limits.max_rows),
+            cache: self.config.prefix_cache,
+            parking: self.config.parking,
+        }
     }
 
     /// Serves until the worker is told to go, or cannot go on.

@@ -9,7 +9,7 @@
 //!
 //! A [`SeqState`] owns all four kinds of state through two handles: its *slot* holds the KDA matrices and convolution taps and the raw
 //! indexer tail, its *pages* hold the latent rows and pooled index keys. A page that is full is never written again (a page is a whole
-//! number of pools), so forks share full pages and copy the last one only where it is partly filled.
+//! number of pools), so forks and the prefix cache (`cache/`) share full pages and copy the last one only where it is partly filled.
 
 pub mod pages;
 
@@ -99,6 +99,11 @@ impl Snapshot {
     /// Tokens whose state it holds.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Pages that it holds.
+    pub fn pages(&self) -> usize {
+        self.pages
     }
 }
 
@@ -225,17 +230,59 @@ impl<B: Backend> StatePool<B> {
     /// # Errors
     /// No slot, not enough pages, or the snapshot does not fit.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<SeqState, StateError> {
+        self.resume(snapshot, &[])
+    }
+
+    /// Makes a sequence out of a snapshot and the full pages before what it holds ([`StatePool::save_end`]), which it shares from now on.
+    ///
+    /// # Errors
+    /// As [`StatePool::restore`].
+    pub fn resume(&mut self, snapshot: &Snapshot, full: &[u32]) -> Result<SeqState, StateError> {
         self.require_pages(snapshot.pages)?;
         let slot = self.slots.take().ok_or(StateError::NoSlot { slots: self.spec.slots })?;
-        let pages: Vec<u32> = (0..snapshot.pages).filter_map(|_| self.pages.take()).collect();
-        let state = SeqState { slot, pages, tokens: snapshot.tokens };
-        match self.backend.state_import(&mut self.memory, slot, &state.pages, &snapshot.bytes) {
+        let own: Vec<u32> = (0..snapshot.pages).filter_map(|_| self.pages.take()).collect();
+        let imported = self.backend.state_import(&mut self.memory, slot, &own, &snapshot.bytes);
+        self.share_pages(full);
+        let state = SeqState { slot, pages: [full, &own].concat(), tokens: snapshot.tokens };
+        match imported {
             Ok(()) => Ok(state),
             Err(e) => {
                 self.free(state);
                 Err(e.into())
             }
         }
+    }
+
+    /// Copies what does not lie in full pages to host memory: the slot, and the last page where it is partly filled. With the full pages,
+    /// which stay where they are, it is the whole state ([`StatePool::resume`]).
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn save_end(&self, state: &SeqState) -> Result<Snapshot, StateError> {
+        let held = self.pages_for(state.tokens).min(state.pages.len());
+        let full = self.full_pages(state.tokens).min(held);
+        let bytes = self.backend.state_export(&self.memory, state.slot, &state.pages[full..held])?;
+        Ok(Snapshot { bytes, pages: held - full, tokens: state.tokens })
+    }
+
+    /// Adds an owner to pages in use.
+    pub fn share_pages(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.pages.share(*page));
+    }
+
+    /// Removes an owner of pages.
+    pub fn release_pages(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|page| self.pages.release(*page));
+    }
+
+    /// Whether a page has more than one owner.
+    pub fn is_shared(&self, page: u32) -> bool {
+        self.pages.owners(page) > 1
+    }
+
+    /// Pages that `tokens` tokens fill.
+    pub fn full_pages(&self, tokens: usize) -> usize {
+        if self.spec.mla_layers == 0 { 0 } else { tokens / self.spec.page_tokens }
     }
 
     fn require_pages(&self, needed: usize) -> Result<(), StateError> {

@@ -13,7 +13,12 @@ use tandem_kernels::Backend;
 use tandem_proto::attn::v1::{ErrorCode, Event, FinishReason, PromptPosition, Submit, TokenLogprob, event::Kind};
 use tandem_worker_attn::{
     Model, Runner, RunnerLimits,
-    engine::{Engine, Pace, sequence::Request},
+    cache::CacheOptions,
+    engine::{
+        Engine, Pace,
+        parking::{ParkingOptions, Preemption},
+        sequence::Request,
+    },
     hop::{Hop, LocalOnly},
 };
 
@@ -30,6 +35,8 @@ pub enum End {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     pub started: usize,
+    /// What the first start said of the prefix cache.
+    pub cached: Option<u32>,
     pub tokens: Vec<u32>,
     pub indices: Vec<u32>,
     pub logprobs: Vec<TokenLogprob>,
@@ -46,15 +53,20 @@ pub struct Harness<B: Backend, H: Hop<B>> {
 
 impl<B: Backend> Harness<B, LocalOnly> {
     pub fn local(model: &Arc<Model<B>>, limits: RunnerLimits, chunk: usize) -> Self {
-        Self::new(Runner::local(Arc::clone(model), limits).unwrap(), chunk)
+        Self::new(Runner::local(Arc::clone(model), limits).unwrap(), pace(chunk))
+    }
+
+    /// One with a prefix cache.
+    pub fn caching(model: &Arc<Model<B>>, limits: RunnerLimits, chunk: usize, options: CacheOptions) -> Self {
+        Self::new(Runner::local(Arc::clone(model), limits).unwrap(), Pace { cache: Some(options), ..pace(chunk) })
     }
 }
 
 impl<B: Backend, H: Hop<B>> Harness<B, H> {
-    pub fn new(runner: Runner<B, H>, chunk: usize) -> Self {
+    pub fn new(runner: Runner<B, H>, pace: Pace) -> Self {
         let events = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&events);
-        let engine = Engine::new(runner, Pace { prefill_chunk: chunk }, Arc::new(move |new| sink.lock().extend(new)));
+        let engine = Engine::new(runner, pace, Arc::new(move |new| sink.lock().extend(new.events)));
         Self { engine, events }
     }
 
@@ -83,7 +95,10 @@ impl<B: Backend, H: Hop<B>> Harness<B, H> {
             let a = answers.entry(e.request_id).or_default();
             assert_eq!(a.end, None, "nothing follows the end of request {}", e.request_id);
             match e.kind.clone().unwrap() {
-                Kind::Started(_) => a.started += 1,
+                Kind::Started(s) => {
+                    a.cached = if a.started == 0 { s.cached_tokens } else { a.cached };
+                    a.started += 1;
+                }
                 Kind::Token(t) => {
                     a.tokens.push(t.id);
                     a.indices.push(t.index);
@@ -111,9 +126,15 @@ impl<B: Backend, H: Hop<B>> Harness<B, H> {
     pub fn assert_empty(&mut self) {
         assert!(self.engine.is_idle());
         assert_eq!(self.engine.counts(), (0, 0));
+        assert_eq!(self.engine.kv_tokens().0, 0, "no page is held but by the prefix cache");
         let pool = self.engine.runner().pool();
-        assert_eq!((pool.used_tokens(), pool.free_slots()), (0, pool.spec().slots));
+        assert_eq!(pool.free_slots(), pool.spec().slots);
     }
+}
+
+/// Chunks of that many rows, no prefix cache, no copies.
+pub fn pace(chunk: usize) -> Pace {
+    Pace { prefill_chunk: chunk, cache: None, parking: ParkingOptions { preemption: Preemption::Recompute, bytes: 0 } }
 }
 
 /// A greedy request for `max_tokens` tokens.

@@ -13,6 +13,7 @@ pub fn usage(run: &Run) -> Value {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt as u64 + completion,
+        "prompt_tokens_details": {"cached_tokens": run.cached_tokens()},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     })
 }

@@ -108,7 +108,8 @@ async fn several_prompts_and_choices_keep_their_indices() {
     assert_eq!(texts, [(0, "1-0"), (1, "1-1"), (2, "2-0"), (3, "2-1")]);
     assert_eq!(
         answer["usage"],
-        json!({"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15, "completion_tokens_details": {"reasoning_tokens": 0}})
+        json!({"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15, "completion_tokens_details": {"reasoning_tokens": 0},
+               "prompt_tokens_details": {"cached_tokens": 2}})
     );
 }
 

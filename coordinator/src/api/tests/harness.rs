@@ -68,7 +68,7 @@ pub fn answer_all(mut worker: ScriptedWorker, script: impl Fn(&ScriptedGeneratio
 /// Sends `ids` as an engine would: within `max_tokens`, with whatever logprobs were asked for.
 pub fn speak(generation: &ScriptedGeneration, ids: &[u32], step: usize, finish: Finish) {
     let request = &generation.request;
-    generation.send(GenerationEvent::Started);
+    generation.send(GenerationEvent::Started { cached_tokens: Some(1) });
     if let Some(top) = request.prompt_logprobs {
         let positions = request.prompt_ids[1..].iter().map(|&id| PromptPosition { actual: logprob(id), top: tops(top) }).collect();
         generation.send(GenerationEvent::PromptLogprobs(positions));

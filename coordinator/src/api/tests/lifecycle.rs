@@ -19,7 +19,7 @@ enum Phase {
 
 fn reach(phase: Phase, generation: &ScriptedGeneration) {
     if !matches!(phase, Phase::Queued) {
-        generation.send(GenerationEvent::Started);
+        generation.send(GenerationEvent::Started { cached_tokens: None });
     }
     if matches!(phase, Phase::Decode) {
         generation.send(GenerationEvent::Tokens(tokens(&[100, 101], &generation.request)));

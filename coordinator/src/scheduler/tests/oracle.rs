@@ -140,7 +140,7 @@ impl World {
         let Some((id, _, _, running)) = self.workers.get_mut(worker % count) else { return };
         let count = running.len().max(1);
         let Some(one) = running.get_mut(attempt % count) else { return };
-        let mut events = vec![(one.attempt, WorkerEvent::Started)];
+        let mut events = vec![(one.attempt, WorkerEvent::Started { cached_tokens: None })];
         for _ in 0..tokens.min(one.max_tokens - one.next) {
             events.push((one.attempt, WorkerEvent::Token(token(one.next, oracle(one.prompt, one.next)))));
             one.next += 1;

@@ -46,7 +46,7 @@ impl Story {
                 }
             }
             "cancel" => self.scheduler.cancel(now, RequestId(id(line))),
-            "started" => self.say(line, WorkerEvent::Started),
+            "started" => self.say(line, WorkerEvent::Started { cached_tokens: None }),
             "token" => {
                 let index = number(line, "index", 0) as u32;
                 self.say(line, WorkerEvent::Token(token(index, number(line, "id", u64::from(100 + index)) as u32)));
@@ -89,6 +89,7 @@ fn show(action: &Action) -> String {
             GenerationEvent::Tokens(tokens) => format!("r{} tokens {:?}", request.0, tokens.iter().map(|t| t.id).collect::<Vec<_>>()),
             GenerationEvent::Finished { reason } => format!("r{} finished {reason:?}", request.0),
             GenerationEvent::Error(error) => format!("r{} error {:?}: {}", request.0, error.code, error.message),
+            GenerationEvent::Started { .. } => format!("r{} Started", request.0),
             other => format!("r{} {other:?}", request.0),
         },
         Action::Requeued { request, why } => format!("r{} requeued: {why}", request.0),
