@@ -138,9 +138,11 @@ impl Live {
 }
 
 /// A sample of Prometheus text, summed over matching label sets (0 where none matches). A family that is not there at all is a mistake
-/// in the test, which could never fail.
+/// in the test, which could never fail. Of a histogram, `NAME_count` and `NAME_sum` are samples.
 pub fn metric_in(text: &str, name: &str, labels: &[&str]) -> f64 {
-    assert!(text.contains(&format!("# TYPE {name} ")), "there is no metric {name}");
+    let family = |name: &str| text.contains(&format!("# TYPE {name} "));
+    let histogram = name.strip_suffix("_count").or(name.strip_suffix("_sum"));
+    assert!(family(name) || histogram.is_some_and(family), "there is no metric {name}");
     text.lines()
         .filter(|line| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && labels.iter().all(|label| line.contains(label))
