@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tandem_proto::attn::v1 as attn;
 use tandem_proto::control::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -69,22 +70,28 @@ struct State {
 /// The members and their streams.
 pub(crate) struct Cluster {
     core: Arc<Core>,
+    /// What attention workers are told of the tokens.
+    vocabulary: attn::Vocabulary,
     state: Mutex<State>,
     routes: watch::Sender<wire::RouteTable>,
 }
 
 impl Cluster {
-    pub(crate) fn new(core: Arc<Core>, terms: Terms) -> Self {
+    pub(crate) fn new(core: Arc<Core>, terms: Terms, vocabulary: attn::Vocabulary) -> Self {
         let membership = Membership::new(terms);
         let routes = watch::Sender::new(membership.routes().clone());
         telemetry::route_table(membership.routes().version);
         let state =
             State { membership, next_session: 1, sessions: HashMap::new(), drain: None, attached: HashMap::new(), busy: HashMap::new() };
-        Self { core, state: Mutex::new(state), routes }
+        Self { core, vocabulary, state: Mutex::new(state), routes }
     }
 
     pub(crate) fn core(&self) -> &Core {
         &self.core
+    }
+
+    pub(crate) fn vocabulary(&self) -> &attn::Vocabulary {
+        &self.vocabulary
     }
 
     /// A worker says Hello.

@@ -39,6 +39,16 @@ pub struct Config {
     pub metrics_compat_vllm: bool,
     /// Names under which reasoning text is sent: `reasoning_content`, `reasoning`, or both.
     pub reasoning_fields: Vec<String>,
+    /// Keys of which requests need one; with none here and no file, everybody may ask.
+    pub api_keys: Vec<String>,
+    /// File with further keys, one per line.
+    pub api_key_file: Option<PathBuf>,
+    /// Origins of web pages that may ask; `*` = any.
+    pub cors_origins: Vec<String>,
+    /// Longest silence on a stream.
+    pub sse_keep_alive: Duration,
+    /// Most bytes of a request body.
+    pub max_body_bytes: usize,
 }
 
 /// What a shard plan is made from (`tandem_model::ShardPlan::new`), besides the checkpoint's geometry.
@@ -71,6 +81,11 @@ impl Config {
             lease: Duration::from_secs(3),
             metrics_compat_vllm: true,
             reasoning_fields: vec!["reasoning_content".into()],
+            api_keys: Vec::new(),
+            api_key_file: None,
+            cors_origins: Vec::new(),
+            sse_keep_alive: Duration::from_secs(5),
+            max_body_bytes: 64 << 20,
         }
     }
 
@@ -90,6 +105,9 @@ impl Config {
         }
         if !matches!(self.precision.as_str(), "f32" | "bf16") {
             return Err(format!("precision is `{}`; `f32` or `bf16` is needed", self.precision));
+        }
+        if self.sse_keep_alive.is_zero() {
+            return Err("sse_keep_alive is 0; at least 1 ms is needed".into());
         }
         if self.max_logprobs < -1 {
             return Err(format!("max_logprobs is {}; -1 (the whole vocabulary) or more is needed", self.max_logprobs));

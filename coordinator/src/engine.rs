@@ -12,7 +12,7 @@ mod types;
 
 pub use scripted::{ScriptedGeneration, ScriptedWorker};
 pub use types::{
-    AdmissionError, ErrorCode, Finish, GenerateRequest, GenerationError, GenerationEvent, Limits, PromptPosition, Readiness,
+    AdmissionError, ErrorCode, Finish, GenerateRequest, GenerationError, GenerationEvent, Guide, Limits, PromptPosition, Readiness,
     SamplingParams, TokenEvent, TokenLogprob,
 };
 

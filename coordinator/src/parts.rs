@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderValue;
 use tandem_model::{Checkpoint, GenerationConfig};
 use tandem_runtime::Health;
 
-use crate::api::{ApiParts, Defaults, Model, Options, ReasoningFields, TextError};
+use crate::api::{ApiParts, Defaults, Keys, Model, Options, ReasoningFields, TextError};
 use crate::config::Config;
 use crate::engine::Engine;
 
@@ -25,14 +26,23 @@ fn defaults(generation: &GenerationConfig) -> Defaults {
 }
 
 /// Everything that the routes need.
-pub(crate) fn api(config: &Config, engine: Engine, model: Model, health: Health) -> ApiParts {
+///
+/// # Errors
+/// A key or an origin that can be none, or a key file that cannot be read; the text names it.
+pub(crate) fn api(config: &Config, engine: Engine, model: Model, health: Health) -> Result<ApiParts, String> {
     let named = |field: &str| config.reasoning_fields.iter().any(|name| name == field);
-    ApiParts {
+    let keys = Keys::new(&config.api_keys, config.api_key_file.clone()).map_err(|why| format!("--api-key, --api-key-file: {why}"))?;
+    let origin = |text: &String| HeaderValue::from_str(text).map_err(|_| format!("--cors-origins: `{text}` is no origin"));
+    Ok(ApiParts {
         engine,
         model,
         options: Options {
             max_logprobs: config.max_logprobs,
             reasoning_fields: ReasoningFields { reasoning_content: named("reasoning_content"), reasoning: named("reasoning") },
+            keys: Arc::new(keys),
+            cors_origins: config.cors_origins.iter().map(origin).collect::<Result<_, _>>()?,
+            keep_alive: config.sse_keep_alive,
+            body_limit: config.max_body_bytes,
             ..Options::default()
         },
         metrics: Some(Arc::new(tandem_runtime::metrics::render)),
@@ -40,5 +50,5 @@ pub(crate) fn api(config: &Config, engine: Engine, model: Model, health: Health)
             let report = health.report();
             if report.live { Vec::new() } else { report.reasons }
         })),
-    }
+    })
 }

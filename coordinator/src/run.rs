@@ -188,8 +188,9 @@ async fn open(config: &Config, name: &str, instance: &Arc<Instance>, health: &He
         heartbeat: config.heartbeat,
         lease: config.lease,
     };
-    let cluster = Arc::new(Cluster::new(Arc::clone(instance.core()), terms));
-    let parts = parts::api(config, Engine::new(instance.clone()), model, health.clone());
+    let vocabulary = services::attn::vocabulary_to_wire(model.tokenizer.table(model.vocab, &model.eos_ids));
+    let cluster = Arc::new(Cluster::new(Arc::clone(instance.core()), terms, vocabulary));
+    let parts = parts::api(config, Engine::new(instance.clone()), model, health.clone()).map_err(Error::Config)?;
     Ok((cluster, parts))
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_model::{Shard, ShardPlan};
+use tandem_proto::attn::v1 as attn;
 use tandem_proto::control::v1 as control;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -72,7 +73,7 @@ impl Rig {
             heartbeat: Duration::from_millis(50),
             lease: setup.lease,
         };
-        let cluster = Arc::new(Cluster::new(Arc::clone(instance.core()), terms));
+        let cluster = Arc::new(Cluster::new(Arc::clone(instance.core()), terms, attn::Vocabulary::default()));
         instance.open(Arc::clone(&cluster));
         let server = services::serve(listener, instance.cluster(), tandem_runtime::Shutdown::new());
         let (core, ticked) = (Arc::clone(instance.core()), Arc::clone(&instance));

@@ -317,12 +317,21 @@ pub struct SampleRow {
     pub seen: Vec<(u32, u32)>,
     /// Added to the logits: (id, bias). −inf bans a token.
     pub bias: Vec<(u32, f32)>,
+    /// The only tokens that may be chosen: bit i % 32 of word i / 32 is token i, and at least one is set. `None`: all.
+    pub allowed: Option<Vec<u32>>,
     /// Uniform in [0, 1).
     pub uniform: f64,
     /// Do not sample: report this token (teacher forcing, prompt logprobs).
     pub forced: Option<u32>,
     /// How many of the most likely tokens to report; `None`: not even the sampled token's logprob is needed.
     pub logprobs: Option<u32>,
+}
+
+impl SampleRow {
+    /// Whether [`SampleRow::allowed`] lets token `id` be chosen.
+    pub fn allows(&self, id: usize) -> bool {
+        self.allowed.as_ref().is_none_or(|words| words.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+    }
 }
 
 /// The outcome of [`SampleRow`].

@@ -50,6 +50,11 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         shutdown_timeout: args.common.shutdown_timeout.0,
         metrics_compat_vllm: args.http.metrics_compat == MetricsCompat::Vllm,
         reasoning_fields: args.http.reasoning_fields.names(),
+        api_keys: args.http.api_key.clone(),
+        api_key_file: args.http.api_key_file.clone(),
+        cors_origins: args.http.cors_origins.clone(),
+        sse_keep_alive: args.http.sse_keep_alive.0,
+        max_body_bytes: usize::try_from(args.http.max_body_bytes).unwrap_or(usize::MAX),
         ..coordinator::Config::new(located.dir)
     };
     block_on(RUNTIME_THREADS, async {

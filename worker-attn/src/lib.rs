@@ -14,6 +14,7 @@
 //! | [`state`] | slots and pages: snapshot, restore, fork |
 //! | [`cache`] | the prefix cache: a prompt goes on from what was computed before |
 //! | [`sampler`], [`rng`] | how tokens are chosen |
+//! | [`guide`] | what an answer is held to: masks, computed beside the layers |
 //! | [`observe`] | a look into the layers, for parity tests |
 //! | [`telemetry`], [`config`], [`error`], [`cancel`], [`buffers`], [`dims`] | what their names say |
 
@@ -26,6 +27,7 @@ pub mod config;
 pub mod dims;
 pub mod engine;
 pub mod error;
+pub mod guide;
 pub mod hop;
 pub mod layers;
 pub mod local;

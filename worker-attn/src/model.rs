@@ -198,7 +198,8 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
 
     /// Runs one step: all rows of `desc` through the trunk, then `samples` (by row of the step). `segments` tells the hop whose rows
     /// they are; it has the order and the rows of `desc.segments`. `notify` hears of failed sequences while the step goes on. The rows in
-    /// `watched` are to be known to be finite.
+    /// `watched` are to be known to be finite. `hold` has the last word about the samples when the layers are done: what it waits for is computed
+    /// beside them.
     ///
     /// # Errors
     /// The device or the hop: the state of every sequence of the step is then half-updated.
@@ -209,11 +210,13 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
         notify: Notify,
         mut samples: Vec<SampleRow>,
         watched: &[Range<usize>],
+        hold: impl FnOnce(&mut [SampleRow]),
     ) -> Result<StepResult, StepError> {
         self.with_step(desc, segments, notify, |w, local, cx, hop| {
             let timer = std::time::Instant::now();
             step::trunk(w, local, cx, hop, &mut Silent)?;
             telemetry::phase("layers", timer.elapsed());
+            hold(&mut samples);
             let timer = std::time::Instant::now();
             let non_finite = step::non_finite(w, cx, watched)?;
             let sampled = step::sample(w, cx, &mut samples, &mut Silent)?;

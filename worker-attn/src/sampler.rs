@@ -96,6 +96,7 @@ impl SamplingParams {
             presence_penalty: self.presence_penalty,
             seen: seen.counts.clone(),
             bias,
+            allowed: None,
             uniform: rng::uniform(self.seed, self.choice, index),
             forced: None,
             logprobs,

@@ -26,6 +26,7 @@ use tandem_worker_attn::{
         parking::{ParkingOptions, Preemption},
         sequence::Request,
     },
+    guide::GuideText,
     hop::LocalOnly,
     sampler::SamplingParams,
 };
@@ -225,6 +226,65 @@ fn a_resumed_request_goes_on_with_the_same_tokens() {
             assert_eq!(rest.end, Some(End::Length));
         }
     }
+}
+
+/// A grammar holds whatever else shapes the choice: greedy or sampled, with logprobs, alone or beside others, resumed at any token.
+#[test]
+fn a_guided_request_keeps_to_its_grammar_and_so_does_its_resumption() {
+    let vocab = MODEL.dims().vocab as u32;
+    // Token i is the text "i,"; the last one ends an answer.
+    let mut table = tandem_grammar::TokenTable { stops: vec![vocab - 1], special: vec![vocab - 1], ..Default::default() };
+    for id in 0..vocab {
+        table.bytes.extend(format!("{id},").bytes());
+        table.ends.push(table.bytes.len() as u32);
+    }
+    let text = GuideText { grammar: tandem_grammar::Grammar::regex("((7|9|13),){5,6}").to_text(), after: b"11,".to_vec() };
+    let guided = |id, sampling: &SamplingParams| {
+        let guide = Some(text.clone());
+        Request {
+            sampling: sampling.clone(),
+            guide,
+            stop_ids: vec![vocab - 1],
+            min_tokens: 130,
+            logprobs: Some(1),
+            ..request(id, &prompt(17), 150)
+        }
+    };
+    // Everything but the tag is unlikely at first, so that the reasoning is short.
+    let greedy = SamplingParams { logit_bias: vec![(11, 3.0)], ..SamplingParams::default() };
+    let warm = SamplingParams { logit_bias: vec![(11, 9.0)], ..sampled(5, 1) };
+    for sampling in [greedy, warm] {
+        let mut h = harness();
+        h.engine.guides().set_vocabulary(table.clone());
+        h.submit(guided(1, &sampling));
+        h.submit(request(3, &prompt(4), 20));
+        let answers = h.finish();
+        let whole = answers[&1].clone();
+        assert_eq!(answers[&3].tokens, GOLD.ids("p4.greedy")[..20], "its neighbour is untouched");
+        let Some(tag) = whole.tokens.iter().position(|id| id.to_string().ends_with("11")) else {
+            assert_eq!(whole.end, Some(End::Length));
+            panic!("the tag never came: {:?}", whole.tokens);
+        };
+        let held = &whole.tokens[tag + 1..];
+        assert!(held.iter().all(|id| [7, 9, 13].contains(id)), "{held:?}");
+        assert_eq!(whole.end, Some(End::Stop(vocab - 1)), "the end is possible though min_tokens bans it: nothing else is");
+        assert_eq!(held.len(), 6, "as long as something else is possible, min_tokens holds");
+        for cut in [1, tag, tag + 1, tag + 3, tag + 7] {
+            let mut h = harness();
+            h.engine.guides().set_vocabulary(table.clone());
+            h.submit(Request { emitted: whole.tokens[..cut].to_vec(), ..guided(2, &sampling) });
+            let rest = h.finish()[&2].clone();
+            assert_eq!((rest.tokens, rest.end), (whole.tokens[cut..].to_vec(), whole.end.clone()), "cut at {cut}");
+        }
+    }
+    let mut h = harness();
+    h.submit(guided(1, &SamplingParams::default()));
+    h.submit(Request { stop_ids: vec![], ..guided(2, &SamplingParams::default()) });
+    let answers = h.finish();
+    let failed = |id: u64, code| matches!(&answers[&id].end, Some(End::Error(got, _)) if *got == code);
+    assert!(failed(1, ErrorCode::Internal) && answers[&1].tokens.is_empty(), "no vocabulary, no token");
+    assert!(failed(2, ErrorCode::Invalid), "nothing could end it");
+    h.assert_empty();
 }
 
 #[test]

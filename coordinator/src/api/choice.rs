@@ -1,12 +1,12 @@
-//! One sequence from tokens to what its client sees: text without stop strings, split into reasoning and content, with counts.
+//! One sequence from tokens to what its client sees: text without stop strings, split into reasoning, content and calls, with counts.
 //!
-//! Pure: `run` feeds it the engine's events, `openai` turns its deltas into answers. Streamed and collected answers both come from the
+//! Pure: `run` feeds it the engine's events, the faces turn its deltas into answers. Streamed and collected answers both come from the
 //! same deltas, which is why they agree.
 
 use std::sync::Arc;
 
 use crate::engine::{Finish, PromptPosition, TokenEvent};
-use crate::text::{Detokenizer, Part, ReasoningSplitter, StopMatcher, Tokenizer};
+use crate::text::{AnswerFormat, AnswerParser, Detokenizer, Part, StopMatcher, Tokenizer};
 
 /// How a sequence's text is made.
 #[derive(Clone, Debug)]
@@ -23,8 +23,8 @@ pub struct ChoiceOptions {
     pub min_tokens: u32,
     /// Ids whose stop is reported by id.
     pub stop_token_ids: Vec<u32>,
-    /// Split off reasoning; `Some(true)` when the prompt has already opened it.
-    pub reasoning: Option<bool>,
+    /// How the text is read; `None`: all of it is content.
+    pub format: Option<AnswerFormat>,
 }
 
 /// What stopped a sequence, beside the model's own end.
@@ -39,7 +39,7 @@ pub enum StopReason {
 /// The end of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub finish_reason: &'static str,
     /// What stopped it.
     pub stop_reason: Option<StopReason>,
@@ -71,7 +71,9 @@ pub struct Choice {
     options: ChoiceOptions,
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    splitter: Option<ReasoningSplitter>,
+    parser: Option<AnswerParser>,
+    /// A call has begun.
+    called: bool,
     /// Characters decoded so far.
     chars: usize,
     /// Tokens that count, the one that completed a stop string included.
@@ -91,7 +93,8 @@ impl Choice {
         Self {
             detokenizer: Detokenizer::new(Arc::clone(&options.tokenizer), options.skip_special),
             stop: StopMatcher::new(options.stop.clone(), options.include_stop),
-            splitter: options.reasoning.map(ReasoningSplitter::new),
+            parser: options.format.clone().map(AnswerParser::new),
+            called: false,
             chars: 0,
             completion_tokens: 0,
             reasoning_tokens: 0,
@@ -133,8 +136,11 @@ impl Choice {
             self.reasoning_tokens += u32::from(was_inside || self.is_reasoning());
             if let Some(hit) = hit {
                 self.end(Some(hit.index), None, &mut delta);
+            } else if self.parser.as_ref().is_some_and(AnswerParser::is_done) {
+                self.end(None, None, &mut delta);
             }
         }
+        self.called |= delta.parts.iter().any(|part| matches!(part, Part::Call(_)));
         delta
     }
 
@@ -165,12 +171,12 @@ impl Choice {
     }
 
     fn is_reasoning(&self) -> bool {
-        self.splitter.as_ref().is_some_and(ReasoningSplitter::is_inside)
+        self.parser.as_ref().is_some_and(AnswerParser::is_reasoning)
     }
 
     fn show(&mut self, text: &str, parts: &mut Vec<Part>) {
-        match &mut self.splitter {
-            Some(splitter) => splitter.push(text, parts),
+        match &mut self.parser {
+            Some(parser) => parser.push(text, parts),
             None if text.is_empty() => {}
             None => match parts.last_mut() {
                 Some(Part::Content(last)) => last.push_str(text),
@@ -179,17 +185,25 @@ impl Choice {
         }
     }
 
-    /// Ends by stop string `hit`, else by stop id, else by length.
+    /// Ends by stop string `hit`, else by stop id, else with the call that was wanted, else by length.
     fn end(&mut self, hit: Option<usize>, id: Option<u32>, delta: &mut Delta) {
-        if let Some(splitter) = &mut self.splitter {
-            splitter.finish(&mut delta.parts);
+        let mut done = false;
+        if let Some(parser) = &mut self.parser {
+            done = parser.is_done();
+            parser.finish(hit.is_none() && id.is_some(), &mut delta.parts);
         }
+        self.called |= delta.parts.iter().any(|part| matches!(part, Part::Call(_)));
         let stop_reason = match (hit, id) {
             (Some(index), _) => Some(StopReason::Text(self.options.stop[index].clone())),
             (None, Some(id)) if self.options.stop_token_ids.contains(&id) => Some(StopReason::Id(id)),
             _ => None,
         };
-        let finish_reason = if hit.is_some() || id.is_some() { "stop" } else { "length" };
+        let finish_reason = match (hit, id.is_some() || done) {
+            (Some(_), _) => "stop",
+            (None, true) if self.called => "tool_calls",
+            (None, true) => "stop",
+            (None, false) => "length",
+        };
         delta.end = Some(End { finish_reason, stop_reason });
         self.ended = true;
     }
@@ -210,7 +224,7 @@ mod tests {
             include_stop: false,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
-            reasoning: None,
+            format: None,
         };
         edit(&mut options);
         Choice::new(options)
@@ -229,6 +243,8 @@ mod tests {
                 match part {
                     Part::Reasoning(text) => reasoning.push_str(&text),
                     Part::Content(text) => content.push_str(&text),
+                    Part::Call(name) => content.push_str(&format!("[{name}]")),
+                    Part::Arguments(text) => content.push_str(&text),
                 }
             }
             if delta.end.is_some() {
@@ -247,6 +263,10 @@ mod tests {
         }
         take(choice.finish(finish));
         (reasoning, content, end)
+    }
+
+    fn reasoning(inside: bool) -> Option<AnswerFormat> {
+        Some(AnswerFormat { reasoning: inside, ..AnswerFormat::default() })
     }
 
     fn bytes(text: &str) -> Vec<u32> {
@@ -283,10 +303,27 @@ mod tests {
     #[test]
     fn reasoning_tokens_are_counted_up_to_the_tag() {
         let ids = [&bytes("ab")[..], &[1512], &bytes("cd")[..]].concat();
-        let mut c = choice(&[], |o| o.reasoning = Some(true));
+        let mut c = choice(&[], |o| o.format = reasoning(true));
         let (reasoning, content, _) = run(&mut c, &ids, &[], Finish::Length);
         assert_eq!((reasoning.as_str(), content.as_str()), ("ab", "cd"));
         assert_eq!((c.reasoning_tokens, c.completion_tokens), (3, 5));
+    }
+
+    #[test]
+    fn calls_are_an_end_of_their_own() {
+        let tools = Arc::new(crate::text::ToolSet::of_request(&[serde_json::json!({"name": "f"})]));
+        let format = |single_call| Some(AnswerFormat { tools: Arc::clone(&tools), single_call, ..AnswerFormat::default() });
+        let ids = bytes("<tool_call>f</tool_call><tool_call>f</tool_call>");
+        let mut c = choice(&[], |o| o.format = format(false));
+        let (_, content, end) = run(&mut c, &ids, &[7], Finish::Stop { id: 1499 });
+        assert_eq!((content.as_str(), end.unwrap().finish_reason), ("[f]{}[f]{}", "tool_calls"));
+        let mut c = choice(&[], |o| o.format = format(true));
+        let (_, content, end) = run(&mut c, &ids, &[7], Finish::Stop { id: 1499 });
+        assert_eq!((content.as_str(), end.unwrap().finish_reason, c.completion_tokens), ("[f]{}", "tool_calls", 24));
+        let mut c = choice(&[], |o| o.format = format(false));
+        assert_eq!(run(&mut c, &ids[..26], &[], Finish::Length).2.unwrap().finish_reason, "length");
+        let mut c = choice(&["</tool_call>"], |o| o.format = format(false));
+        assert_eq!(run(&mut c, &ids, &[], Finish::Length).2.unwrap().finish_reason, "stop");
     }
 
     #[test]
@@ -302,7 +339,7 @@ mod tests {
         fn step_sizes_do_not_matter(
             text in "(<think>|</think>|ab|b|🙂|é){0,12}",
             sizes in proptest::collection::vec(1usize..6, 0..20),
-            reasoning in proptest::option::of(any::<bool>()),
+            inside in proptest::option::of(any::<bool>()),
             cut in proptest::option::of(0usize..3),
         ) {
             let mut ids = bytes(&text);
@@ -310,10 +347,10 @@ mod tests {
                 ids.truncate(ids.len().saturating_sub(cut));
             }
             let stops = ["bab", "🙂é"];
-            let whole = run(&mut choice(&stops, |o| o.reasoning = reasoning), &ids, &[ids.len()], Finish::Length);
-            let streamed = run(&mut choice(&stops, |o| o.reasoning = reasoning), &ids, &sizes, Finish::Length);
+            let whole = run(&mut choice(&stops, |o| o.format = inside.and_then(reasoning)), &ids, &[ids.len()], Finish::Length);
+            let streamed = run(&mut choice(&stops, |o| o.format = inside.and_then(reasoning)), &ids, &sizes, Finish::Length);
             prop_assert_eq!(&whole, &streamed);
-            if reasoning.is_none() {
+            if inside.is_none() {
                 let decoded = demo_tokenizer().decode(&ids, true);
                 let cut = stops.iter().filter_map(|s| decoded.find(s)).min().unwrap_or(decoded.len());
                 prop_assert_eq!(&whole.1, &decoded[..cut]);

@@ -76,6 +76,27 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some("not_found"), format!("Unknown URL: {method} {path}"))
     }
 
+    /// 404: a thing of that name is not there.
+    pub fn absent(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some(code), message)
+    }
+
+    /// 401: no key that this server knows.
+    pub fn unauthorized(given: bool) -> Self {
+        let message = if given {
+            "Incorrect API key provided. Send a key of this server as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+        } else {
+            "You didn't provide an API key. Send a key of this server as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+        };
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)
+    }
+
+    /// 431: more header bytes than this server reads.
+    pub fn headers_too_large(limit: usize) -> Self {
+        let message = format!("the request's headers are larger than {limit} bytes");
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error", Some("headers_too_large"), message)
+    }
+
     /// 405: a known route, another method.
     pub fn method_not_allowed(method: &str, path: &str) -> Self {
         let message = format!("Method {method} is not allowed for {path}");
@@ -149,13 +170,23 @@ impl From<GenerationError> for ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, axum::Json(self.to_json())).into_response();
+impl ApiError {
+    /// The answer with this body.
+    pub fn respond(&self, body: Value) -> Response {
+        let mut response = (self.status, axum::Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.respond(self.to_json())
     }
 }
 

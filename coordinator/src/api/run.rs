@@ -48,10 +48,8 @@ pub struct Run {
 /// The whole answer of one sequence.
 #[derive(Debug, Default)]
 pub struct Whole {
-    /// Reasoning text.
-    pub reasoning: String,
-    /// Answer text.
-    pub content: String,
+    /// Its text, in order; neighbours are of different kinds.
+    pub parts: Vec<Part>,
     /// The tokens that count.
     pub tokens: Vec<TokenOut>,
     /// How it ended.
@@ -68,6 +66,21 @@ impl Run {
     /// The prompt of sequence `choice`.
     pub fn prompt_of(&self, choice: usize) -> &RunPrompt {
         &self.prompts[choice / self.n.max(1)]
+    }
+
+    /// Tokens of all prompts; a prompt counts once, however many choices it has.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum()
+    }
+
+    /// Tokens generated so far.
+    pub fn completion_tokens(&self) -> u64 {
+        self.choices.iter().map(|choice| u64::from(choice.completion_tokens)).sum()
+    }
+
+    /// Of these, tokens of reasoning.
+    pub fn reasoning_tokens(&self) -> u64 {
+        self.choices.iter().map(|choice| u64::from(choice.reasoning_tokens)).sum()
     }
 
     /// The next update that shows; `None` when all sequences have ended, or one has failed. Cancel-safe.
@@ -141,13 +154,33 @@ impl Drop for Run {
 impl Whole {
     fn add(&mut self, delta: Delta) {
         for part in delta.parts {
-            match part {
-                Part::Reasoning(text) => self.reasoning.push_str(&text),
-                Part::Content(text) => self.content.push_str(&text),
-            }
+            part.join(&mut self.parts);
         }
         self.tokens.extend(delta.tokens);
         self.end = delta.end.or(self.end.take());
+    }
+
+    /// All of the reasoning.
+    pub fn reasoning(&self) -> String {
+        self.parts.iter().filter_map(|part| if let Part::Reasoning(text) = part { Some(text.as_str()) } else { None }).collect()
+    }
+
+    /// All of the content.
+    pub fn content(&self) -> String {
+        self.parts.iter().filter_map(|part| if let Part::Content(text) = part { Some(text.as_str()) } else { None }).collect()
+    }
+
+    /// Names and arguments of the calls.
+    pub fn calls(&self) -> Vec<(&str, String)> {
+        let mut calls: Vec<(&str, String)> = Vec::new();
+        for part in &self.parts {
+            match (part, calls.last_mut()) {
+                (Part::Call(name), _) => calls.push((name, String::new())),
+                (Part::Arguments(text), Some(call)) => call.1.push_str(text),
+                _ => {}
+            }
+        }
+        calls
     }
 }
 

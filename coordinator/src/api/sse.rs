@@ -1,8 +1,8 @@
-//! Server-sent events: one `data:` per chunk, comments in silence, `[DONE]` at the end.
+//! Server-sent events: the updates of a run through one face's [`Encoder`], with a sign of life in silence.
 //!
-//! The headers go out before prefill begins. A comment goes out whenever nothing was sent for the keep-alive interval of wall-clock
-//! time (queue, prefill, a held stop string, an expert worker's restart), so that no proxy gives up. An error inside the stream
-//! is a `data:` line like any other and ends the stream without `[DONE]`.
+//! The headers go out before prefill begins. A first sign of life goes out after a second of silence, then one whenever nothing was sent
+//! for the keep-alive interval of wall-clock time (queue, prefill, a held stop string, an expert worker's restart), so that neither a
+//! proxy nor a client gives up.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,30 +13,77 @@ use axum::response::Response;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::ApiError;
 use super::choice::Delta;
 use super::run::{Run, Update};
 
-/// Turns updates into chunks.
-pub trait Chunks: Send + 'static {
-    /// The chunks of one delta of sequence `choice`.
-    fn delta(&mut self, run: &Run, choice: usize, delta: Delta, out: &mut Vec<Value>);
-    /// The chunks behind all others.
-    fn last(&mut self, run: &Run, out: &mut Vec<Value>);
+/// Longest silence at the beginning of a stream.
+const FIRST: Duration = Duration::from_secs(1);
+
+/// Text of events that are ready to be sent.
+#[derive(Debug, Default)]
+pub struct Frames(String);
+
+impl Frames {
+    /// An event without a name.
+    pub fn data(&mut self, value: &Value) {
+        self.0.push_str("data: ");
+        // JSON text has no line breaks of its own, so one line is one event.
+        self.0.push_str(&value.to_string());
+        self.0.push_str("\n\n");
+    }
+
+    /// An event with a name.
+    pub fn event(&mut self, name: &str, value: &Value) {
+        self.0.push_str("event: ");
+        self.0.push_str(name);
+        self.0.push('\n');
+        self.data(value);
+    }
+
+    /// What chat and text completions end with.
+    pub fn done(&mut self) {
+        self.0.push_str("data: [DONE]\n\n");
+    }
+
+    /// A line that clients pass over.
+    pub fn comment(&mut self, text: &str) {
+        self.0.push_str(": ");
+        self.0.push_str(text);
+        self.0.push_str("\n\n");
+    }
 }
 
-struct State<C> {
+/// Turns what happens to a request into one face's events.
+pub trait Encoder: Send + 'static {
+    /// Before anything has happened.
+    fn open(&mut self, _run: &Run, _out: &mut Frames) {}
+    /// Sequence `choice` went on.
+    fn delta(&mut self, run: &Run, choice: usize, delta: Delta, out: &mut Frames);
+    /// All sequences have ended.
+    fn last(&mut self, run: &Run, out: &mut Frames);
+    /// The request failed: nothing follows.
+    fn failed(&mut self, run: &Run, error: &ApiError, out: &mut Frames);
+    /// Nothing was sent for a while.
+    fn silence(&mut self, out: &mut Frames) {
+        out.comment("keep-alive");
+    }
+}
+
+struct State<E> {
     run: Run,
-    chunks: C,
+    encoder: E,
     keep_alive: Duration,
     /// When the silence becomes too long.
     due: Instant,
+    begun: bool,
     over: bool,
 }
 
-/// Streams `run` as `chunks`.
-pub fn response<C: Chunks>(run: Run, chunks: C, keep_alive: Duration) -> Response {
-    let due = Instant::now() + keep_alive;
-    let state = State { run, chunks, keep_alive, due, over: false };
+/// Streams `run` as `encoder` writes it.
+pub fn response<E: Encoder>(run: Run, encoder: E, keep_alive: Duration) -> Response {
+    let due = Instant::now() + keep_alive.min(FIRST);
+    let state = State { run, encoder, keep_alive, due, begun: false, over: false };
     let stream = futures::stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
@@ -50,42 +97,34 @@ pub fn response<C: Chunks>(run: Run, chunks: C, keep_alive: Duration) -> Respons
     response
 }
 
-impl<C: Chunks> State<C> {
+impl<E: Encoder> State<E> {
     async fn next(&mut self) -> Option<Bytes> {
         if self.over {
             return None;
         }
-        let mut values = Vec::new();
-        let mut text = String::new();
-        while text.is_empty() {
+        let mut frames = Frames::default();
+        if !std::mem::replace(&mut self.begun, true) {
+            self.encoder.open(&self.run, &mut frames);
+            if !frames.0.is_empty() {
+                // What opens a stream says nothing of the answer: the first second still counts.
+                return Some(Bytes::from(frames.0));
+            }
+        }
+        while frames.0.is_empty() && !self.over {
             match tokio::time::timeout_at(self.due, self.run.next()).await {
-                Err(_) => text.push_str(": keep-alive\n\n"),
-                Ok(Some(Update::Delta(choice, delta))) => self.chunks.delta(&self.run, choice, delta, &mut values),
+                Err(_) => self.encoder.silence(&mut frames),
+                Ok(Some(Update::Delta(choice, delta))) => self.encoder.delta(&self.run, choice, delta, &mut frames),
                 Ok(Some(Update::Failed(error))) => {
                     self.over = true;
-                    values.push(error.to_json());
+                    self.encoder.failed(&self.run, &error, &mut frames);
                 }
                 Ok(None) => {
                     self.over = true;
-                    self.chunks.last(&self.run, &mut values);
-                    append(&values, &mut text);
-                    values.clear();
-                    text.push_str("data: [DONE]\n\n");
+                    self.encoder.last(&self.run, &mut frames);
                 }
             }
-            append(&values, &mut text);
-            values.clear();
         }
         self.due = Instant::now() + self.keep_alive;
-        Some(Bytes::from(text))
-    }
-}
-
-fn append(values: &[Value], out: &mut String) {
-    for value in values {
-        out.push_str("data: ");
-        // JSON text has no line breaks of its own, so one line is one event.
-        out.push_str(&value.to_string());
-        out.push_str("\n\n");
+        Some(Bytes::from(frames.0))
     }
 }

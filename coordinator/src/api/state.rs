@@ -1,12 +1,14 @@
 //! What the routes share: the engine, the model's text side, and the settings.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::http::HeaderValue;
+use tandem_grammar::{GrammarError, Vocabulary};
 use tandem_model::Checkpoint;
 use tokio::sync::Semaphore;
 
-use super::ApiError;
+use super::{ApiError, Keys};
 use crate::engine::{Engine, Limits};
 use crate::text::{ChatTemplate, TemplateError, Tokenizer, TokenizerError};
 
@@ -137,6 +139,10 @@ pub struct Options {
     pub body_limit: usize,
     /// Most sequences of one request (`n` times prompts).
     pub max_choices: u32,
+    /// Who may ask.
+    pub keys: Arc<Keys>,
+    /// Origins of pages that may ask; none by default.
+    pub cors_origins: Vec<HeaderValue>,
 }
 
 impl Default for Options {
@@ -144,9 +150,11 @@ impl Default for Options {
         Self {
             max_logprobs: 20,
             reasoning_fields: ReasoningFields::default(),
-            keep_alive: Duration::from_secs(15),
+            keep_alive: Duration::from_secs(5),
             body_limit: 64 << 20,
             max_choices: 128,
+            keys: Arc::default(),
+            cors_origins: Vec::new(),
         }
     }
 }
@@ -158,6 +166,8 @@ pub(super) struct App {
     pub options: Options,
     pub metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     pub stuck: Option<Arc<dyn Fn() -> Vec<String> + Send + Sync>>,
+    /// Built for the first request that asks for a form.
+    vocabulary: OnceLock<Result<Vocabulary, GrammarError>>,
     /// Bounds how many long texts are tokenized at once.
     tokenizing: Semaphore,
 }
@@ -169,7 +179,7 @@ impl App {
     pub fn new(parts: ApiParts) -> Self {
         let ApiParts { engine, model, options, metrics, stuck } = parts;
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { engine, model, options, metrics, stuck, tokenizing: Semaphore::new(cores) }
+        Self { engine, model, options, metrics, stuck, vocabulary: OnceLock::new(), tokenizing: Semaphore::new(cores) }
     }
 
     /// Whether `name` is the served model; an absent name means it.
@@ -192,6 +202,12 @@ impl App {
             .await
             .map_err(|e| ApiError::internal(format!("tokenizer failed: {e}")))?
             .map_err(refuse)
+    }
+
+    /// The compiler of grammars. Building it takes a while: not for async threads.
+    pub fn vocabulary(&self) -> Result<&Vocabulary, String> {
+        let build = || Vocabulary::new(self.model.tokenizer.table(self.model.vocab, &self.model.eos_ids));
+        self.vocabulary.get_or_init(build).as_ref().map_err(ToString::to_string)
     }
 
     /// The engine's limits; 503 while no worker has told them.

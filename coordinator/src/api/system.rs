@@ -39,7 +39,8 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 fn describe(app: &App, name: &str) -> Value {
-    let longest = app.engine.limits().max_seq_len;
+    // 0 before an attention worker has told its limit.
+    let longest = Some(app.engine.limits().max_seq_len).filter(|&longest| longest > 0);
     json!({
         "id": name,
         "object": "model",
@@ -47,8 +48,10 @@ fn describe(app: &App, name: &str) -> Value {
         "owned_by": "tandem",
         "root": app.model.name(),
         "parent": null,
-        // 0 before an attention worker has told its limit.
-        "max_model_len": if longest == 0 { Value::Null } else { json!(longest) },
+        // Three spellings of one number, since clients look for one each.
+        "max_model_len": longest,
+        "context_length": longest,
+        "context_window": longest,
     })
 }
 

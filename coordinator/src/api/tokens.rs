@@ -7,10 +7,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::openai::chat::{Rendering, render};
-use super::openai::{Int, token_id};
+use super::conversation::render;
+use super::openai::chat::ChatFields;
+use super::request::Int;
+use super::settings::token_id;
 use super::state::App;
 use super::{ApiError, body};
 
@@ -20,35 +22,21 @@ struct TokenizeRequest {
     prompt: Option<String>,
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
-    messages: Option<Vec<Map<String, Value>>>,
-    tools: Option<Vec<Value>>,
-    tool_choice: Option<Value>,
-    reasoning_effort: Option<String>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    add_generation_prompt: Option<bool>,
-    continue_final_message: Option<bool>,
 }
 
 /// `{prompt}` or `{messages}` → `{count, max_model_len, tokens, token_strs}`.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
     let size = bytes.len();
-    let request: TokenizeRequest = body::off_thread(size, move || body::parse(&bytes)).await?;
+    let (request, chat) =
+        body::off_thread(size, move || Ok((body::parse::<TokenizeRequest>(&bytes)?, body::parse::<ChatFields>(&bytes)?))).await?;
     app.check_model(request.model.as_deref())?;
-    let text = match (request.prompt, request.messages) {
-        (Some(prompt), None) => prompt,
-        (None, Some(messages)) => {
-            let rendering = Rendering {
-                messages,
-                tools: request.tools,
-                tool_choice: request.tool_choice,
-                reasoning_effort: request.reasoning_effort,
-                kwargs: request.chat_template_kwargs,
-                add_generation_prompt: request.add_generation_prompt,
-                continue_final_message: request.continue_final_message.unwrap_or(false),
-            };
+    let text = match (request.prompt, chat.messages.is_some()) {
+        (Some(prompt), false) => prompt,
+        (None, true) => {
+            let conversation = chat.conversation()?;
             let renderer = Arc::clone(&app);
-            body::off_thread(size, move || render(&renderer, rendering)).await?
+            body::off_thread(size, move || render(&renderer, conversation)).await?
         }
         _ => return Err(ApiError::invalid("prompt", "either prompt (a string) or messages is needed")),
     };

@@ -1,5 +1,6 @@
 //! Plain data that crosses the [`Engine`](super::Engine) seam. No transport types: `services/attn.rs` converts to and from attn.v1.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One sequence to generate: one choice of one API request.
@@ -21,10 +22,21 @@ pub struct GenerateRequest {
     pub logprobs: Option<u32>,
     /// The same for each prompt position from the second on.
     pub prompt_logprobs: Option<u32>,
+    /// The form that the answer is held to.
+    pub guide: Option<Guide>,
     /// Time from admission until the request ends with [`ErrorCode::Deadline`]; `None` = the coordinator's `request_timeout`.
     pub deadline: Option<Duration>,
     /// The id that the client sees; for logs only.
     pub request_id: String,
+}
+
+/// A grammar over a sequence's text. It was compiled with the model's vocabulary before the request was admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guide {
+    /// What [`tandem_grammar::Grammar::to_text`] wrote.
+    pub grammar: Arc<str>,
+    /// It holds behind the first occurrence of this text; from the beginning if it is empty.
+    pub after: String,
 }
 
 /// Sampler settings of one sequence, with neutral values as default (greedy).

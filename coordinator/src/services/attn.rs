@@ -1,6 +1,7 @@
 //! attn.v1: one task per attention worker, between its stream and `core.rs`; and the conversions between wire and [`crate::engine`] types.
 //! Row 4 of the life of a token.
 
+use tandem_grammar::TokenTable;
 use tandem_proto::attn::v1 as wire;
 use tandem_proto::attn::v1::attn_server::Attn;
 use tokio::sync::mpsc;
@@ -52,6 +53,8 @@ async fn converse(
         return Err(Status::invalid_argument("the first message must be Attach"));
     };
     let cluster = wait_for_cluster(&mut cluster).await?;
+    // Before the attachment, which may submit at once.
+    let _ = outlet.send(wire::ToWorker { message: Some(wire::to_worker::Message::Vocabulary(cluster.vocabulary().clone())) });
     let attachment = cluster.attach(&attach.name, attach.epoch, outlet).map_err(Status::failed_precondition)?;
     let ended = loop {
         tokio::select! {
@@ -126,6 +129,11 @@ fn logprob_from_wire(logprob: &wire::TokenLogprob) -> TokenLogprob {
     TokenLogprob { id: logprob.id, logprob: logprob.logprob, rank: logprob.rank }
 }
 
+/// The wire form of a model's vocabulary.
+pub(crate) fn vocabulary_to_wire(table: TokenTable) -> wire::Vocabulary {
+    wire::Vocabulary { bytes: table.bytes.into(), ends: table.ends, special: table.special, stops: table.stops }
+}
+
 /// The wire form of a submission.
 pub(crate) fn submit_to_wire(submission: &Submission) -> wire::Submit {
     let request = &submission.what;
@@ -151,6 +159,7 @@ pub(crate) fn submit_to_wire(submission: &Submission) -> wire::Submit {
         min_tokens: request.min_tokens,
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs.filter(|_| submission.prompt_logprobs),
+        guide: request.guide.as_ref().map(|guide| wire::Guide { grammar: guide.grammar.to_string(), after: guide.after.clone().into() }),
         // 0 means none on the wire, so the last millisecond is rounded up.
         deadline_ms: submission.left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
         warmup: submission.warmup,

@@ -268,5 +268,6 @@ fn receive(message: attn::to_worker::Message, seen: &Mutex<Seen>, running: &mut 
             running.retain(|sequence| sequence.id != cancel.request_id);
             seen.lock().cancels.push(cancel.request_id);
         }
+        attn::to_worker::Message::Vocabulary(_) => {}
     }
 }

@@ -54,3 +54,10 @@ pub fn byte_token(byte: u8) -> u32 {
     });
     TABLE[usize::from(byte)]
 }
+
+/// The demo checkpoint's vocabulary, built once.
+pub fn demo_vocabulary() -> &'static tandem_grammar::Vocabulary {
+    static VOCABULARY: LazyLock<tandem_grammar::Vocabulary> =
+        LazyLock::new(|| tandem_grammar::Vocabulary::new(demo_tokenizer().table(1536, &[1490, 1497, 1499])).unwrap());
+    &VOCABULARY
+}

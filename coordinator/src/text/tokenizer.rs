@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tandem_grammar::TokenTable;
 use tandem_model::{Checkpoint, ModelError, gguf};
 use tokenizers::DecoderWrapper;
 
@@ -154,6 +155,16 @@ impl Tokenizer {
             }
         }
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Every token's bytes, for a model of `vocab` ids (more than the tokenizer knows, where it is padded) whose answers end in `stops`.
+    pub fn table(&self, vocab: u32, stops: &[u32]) -> TokenTable {
+        let end = self.ends.last().copied().unwrap_or(0);
+        let mut ends = self.ends.clone();
+        ends.resize(vocab as usize, end);
+        let special = (0..vocab).filter(|&id| self.is_special(id)).collect();
+        let stops = stops.iter().copied().filter(|&id| id < vocab).collect();
+        TokenTable { bytes: self.blob.clone(), ends, special, stops }
     }
 
     #[cfg(test)]

@@ -271,6 +271,7 @@ fn router_and_sampler(b: &Bench<'_>) -> Outcome {
         frequency_penalty: 0.0,
         presence_penalty: 0.0,
         seen: Vec::new(),
+        allowed: None,
         bias: Vec::new(),
         uniform: 0.5,
         forced: None,

@@ -52,6 +52,10 @@ fn settings(n: &mut Noise, count: usize, vocab: usize) -> SampleRow {
     let seen = n.shuffled(vocab).into_iter().take(distinct).map(|id| (id, n.between(0, 3) as u32)).collect();
     let biased = n.between(0, vocab.min(5));
     let bias = n.shuffled(vocab).into_iter().take(biased).map(|id| (id, n.pick(&[f32::NEG_INFINITY, -2.0, 1.0, 4.0]))).collect();
+    // words with few and with many tokens; one token at least
+    let mut allowed: Vec<u32> = (0..vocab.div_ceil(32)).map(|_| n.pick(&[0, u32::MAX, 0x8421_0842])).collect();
+    let sure = n.between(0, vocab - 1);
+    allowed[sure / 32] |= 1 << (sure % 32);
     SampleRow {
         row: n.between(0, count - 1) as u32,
         temperature: n.pick(&[0.0, 0.0, 0.3, 1.0, 1.7]),
@@ -63,6 +67,7 @@ fn settings(n: &mut Noise, count: usize, vocab: usize) -> SampleRow {
         presence_penalty: if penalised { n.pick(&[0.0, -0.7]) } else { 0.0 },
         seen: if penalised { seen } else { Vec::new() },
         bias: if n.coin() { bias } else { Vec::new() },
+        allowed: (n.between(0, 2) == 0).then_some(allowed),
         uniform: n.unit(),
         forced: (n.between(0, 4) == 0).then(|| n.between(0, vocab - 1) as u32),
         logprobs: n.pick(&[None, Some(0), Some(1), Some(20), Some(100_000)]),
@@ -76,6 +81,16 @@ fn agree(logits: &[f64], row: &SampleRow, got: &Sampled) -> Result<(), String> {
     }
     if !want.finite {
         return Ok(());
+    }
+    // where nothing that is allowed has a finite logit left, there is no right answer
+    let possible = |id: usize| row.allows(id) && logits[id] > f64::NEG_INFINITY && !row.bias.contains(&(id as u32, f32::NEG_INFINITY));
+    if row.forced.is_none() && row.allowed.is_some() {
+        if !(0..logits.len()).any(possible) {
+            return Ok(());
+        }
+        if !possible(got.token as usize) {
+            return Err(format!("token {} is not among those allowed", got.token));
+        }
     }
     // where a nudge to a setting or to all logits changes the oracle's token, either answer is right
     let settled = nudged(row).iter().all(|r| sample(logits, r).token == want.token);
@@ -128,7 +143,7 @@ fn nudged(row: &SampleRow) -> Vec<SampleRow> {
 
 /// Whether greedy has a winner by more than rounding, or by exact equality of untouched logits.
 fn clear_winner(logits: &[f64], row: &SampleRow) -> bool {
-    let touched = !row.bias.is_empty() || !row.seen.is_empty();
+    let touched = !row.bias.is_empty() || !row.seen.is_empty() || row.allowed.is_some();
     let best = sample(logits, row).token;
     let second = sample(logits, &SampleRow { bias: [row.bias.clone(), vec![(best, f32::NEG_INFINITY)]].concat(), ..row.clone() }).token;
     !touched || second == best || (logits[best as usize] - logits[second as usize]).abs() > EDGE

@@ -114,7 +114,7 @@ pub(super) fn sample(isa: CheckedIsa, logits: &[f32], row: &SampleRow, scratch: 
 /// The token at which the row's rules arrive.
 fn choose(isa: CheckedIsa, logits: &[f32], top: f32, row: &SampleRow, scratch: &mut SampleScratch) -> usize {
     let SampleScratch { adjusted, keys, ids } = scratch;
-    let (logits, top) = if row.bias.is_empty() && row.seen.is_empty() {
+    let (logits, top) = if row.bias.is_empty() && row.seen.is_empty() && row.allowed.is_none() {
         (logits, top)
     } else {
         adjust(logits, row, adjusted);
@@ -135,10 +135,18 @@ fn choose(isa: CheckedIsa, logits: &[f32], top: f32, row: &SampleRow, scratch: &
     drawn.unwrap_or(greedy)
 }
 
-/// Logits after bias and penalties.
+/// Logits after mask, bias and penalties.
 fn adjust(logits: &[f32], row: &SampleRow, out: &mut Vec<f32>) {
     out.clear();
     out.extend_from_slice(logits);
+    if let Some(words) = &row.allowed {
+        let bits = words.iter().flat_map(|word| (0..32).map(move |bit| word >> bit & 1)).chain(std::iter::repeat(0));
+        for (v, bit) in out.iter_mut().zip(bits) {
+            if bit == 0 {
+                *v = f32::NEG_INFINITY;
+            }
+        }
+    }
     for &(id, bias) in &row.bias {
         out[id as usize] += bias;
     }

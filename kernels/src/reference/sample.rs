@@ -1,6 +1,6 @@
 //! Sampling of one row of logits.
 //!
-//! Order: logit bias, repetition, frequency and presence penalties, temperature, top-k, top-p, min-p. Then the token is the first one, in
+//! Order: allowed tokens and logit bias, repetition, frequency and presence penalties, temperature, top-k, top-p, min-p. Then the token is the first one, in
 //! ascending id, at which the running sum of the kept probabilities exceeds `uniform` times their whole sum. Log-probabilities and ranks
 //! are those of the raw logits.
 
@@ -22,9 +22,12 @@ pub fn sample<T: Real>(logits: &[T], row: &SampleRow) -> Sampled {
     Sampled { token: token as u32, logprob: logprob(token), rank: rank as u32, top, finite }
 }
 
-/// Logits after bias and penalties.
+/// Logits after mask, bias and penalties.
 fn adjusted<T: Real>(logits: &[T], row: &SampleRow) -> Vec<T> {
     let mut out = logits.to_vec();
+    for (_, v) in out.iter_mut().enumerate().filter(|(id, _)| !row.allows(*id)) {
+        *v = T::NEG_INFINITY;
+    }
     for &(id, bias) in &row.bias {
         out[id as usize] += T::of_f32(bias);
     }
@@ -97,6 +100,7 @@ mod tests {
             presence_penalty: 0.0,
             seen: vec![],
             bias: vec![],
+            allowed: None,
             uniform: 0.0,
             forced: None,
             logprobs: None,
@@ -134,6 +138,8 @@ mod tests {
         let token = |r: SampleRow| sample(&logits, &r).token;
         assert_eq!(token(SampleRow { bias: vec![(0, f32::NEG_INFINITY)], ..row() }), 1);
         assert_eq!(token(SampleRow { bias: vec![(3, 2.5)], ..row() }), 3);
+        assert_eq!(token(SampleRow { allowed: Some(vec![0b1100]), ..row() }), 3);
+        assert_eq!(token(SampleRow { allowed: Some(vec![0b0100]), bias: vec![(1, 100.0)], temperature: 2.0, uniform: 0.9, ..row() }), 2);
         assert_eq!(token(SampleRow { repetition_penalty: 1.1, seen: vec![(0, 0)], ..row() }), 1);
         assert_eq!(token(SampleRow { presence_penalty: 0.2, seen: vec![(0, 0)], ..row() }), 0, "presence counts the output alone");
         assert_eq!(token(SampleRow { presence_penalty: 0.2, seen: vec![(0, 1)], ..row() }), 1);

@@ -36,7 +36,7 @@ pub struct StepEvents {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToWorker {
-    #[prost(oneof = "to_worker::Message", tags = "1, 2")]
+    #[prost(oneof = "to_worker::Message", tags = "1, 2, 3")]
     pub message: ::core::option::Option<to_worker::Message>,
 }
 /// Nested message and enum types in `ToWorker`.
@@ -47,7 +47,36 @@ pub mod to_worker {
         Submit(super::Submit),
         #[prost(message, tag = "2")]
         Cancel(super::Cancel),
+        /// before the first Submit with a guide
+        #[prost(message, tag = "3")]
+        Vocabulary(super::Vocabulary),
     }
+}
+/// What every token stands for, so that a grammar over bytes becomes a mask over tokens. The worker knows no other text.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Vocabulary {
+    /// all tokens' bytes, end to end
+    #[prost(bytes = "vec", tag = "1")]
+    pub bytes: ::prost::alloc::vec::Vec<u8>,
+    /// where token i ends; as many as the model has ids
+    #[prost(uint32, repeated, tag = "2")]
+    pub ends: ::prost::alloc::vec::Vec<u32>,
+    /// ascending ids of tokens that are no text
+    #[prost(uint32, repeated, tag = "3")]
+    pub special: ::prost::alloc::vec::Vec<u32>,
+    /// ids that end an answer
+    #[prost(uint32, repeated, tag = "4")]
+    pub stops: ::prost::alloc::vec::Vec<u32>,
+}
+/// A form that the generated text is held to: each token is chosen among those that continue it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Guide {
+    /// one or more llguidance grammars as JSON; the coordinator has compiled it with the same vocabulary
+    #[prost(string, tag = "1")]
+    pub grammar: ::prost::alloc::string::String,
+    /// it holds behind the first occurrence of these bytes; from the beginning if there are none
+    #[prost(bytes = "vec", tag = "2")]
+    pub after: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Submit {
@@ -81,6 +110,9 @@ pub struct Submit {
     /// dispatch to every shard whatever the router says
     #[prost(bool, tag = "11")]
     pub warmup: bool,
+    /// emitted_ids are part of what it holds
+    #[prost(message, optional, tag = "12")]
+    pub guide: ::core::option::Option<Guide>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {

@@ -95,6 +95,21 @@ pub struct HttpArgs {
     /// Answer fields that carry the reasoning
     #[arg(long, value_enum, default_value = "both")]
     pub reasoning_fields: ReasoningFields,
+    /// Keys that requests need one of; comma-separated, better given as TANDEM_API_KEY or in a file: other users of the machine see flags
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// File with such keys, one per line; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Origins of web pages that may ask, comma-separated; * = any. None unless given
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
+    /// Longest silence on a stream before a sign of life is sent; the first one comes after a second
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    pub sse_keep_alive: Seconds,
+    /// Largest request body, in bytes
+    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_body_bytes: u64,
 }
 
 impl SplitArgs {

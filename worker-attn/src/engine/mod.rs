@@ -31,6 +31,7 @@ use self::{
 };
 use crate::{
     cache::{CacheOptions, Lease, LookUp, PrefixCache},
+    guide::{Guide, Guides},
     hop::{Failure, Hop, HopError, HopSegment, Notify},
     model::{Runner, StepError, StepResult, push_segment},
     scheduler::{Capacity, Plan, Planned, Scheduler, Start},
@@ -59,6 +60,7 @@ pub struct Engine<B: Backend, H: Hop<B>> {
     sequences: HashMap<u64, Sequence>,
     cache: Option<PrefixCache>,
     parking: Parking,
+    guides: Guides,
     sink: Sink,
 }
 
@@ -93,7 +95,19 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         // Where a cut between chunks changes bits, or chunks do not lie on the backend's grid, only the chunks' own ends are the same for all.
         let grid = model.backend().prefill_grid(&model.dims().kda).filter(|grid| chunk.is_multiple_of(*grid)).unwrap_or(chunk);
         let cache = pace.cache.map(|options| PrefixCache::new(options, page_tokens, grid));
-        Self { runner, scheduler, sequences: HashMap::new(), cache, parking: Parking::new(pace.parking), sink }
+        Self { runner, scheduler, sequences: HashMap::new(), cache, parking: Parking::new(pace.parking), guides: Guides::default(), sink }
+    }
+
+    /// The same engine, with masks from `guides` (which the service tells the vocabulary).
+    #[must_use]
+    pub fn guided(mut self, guides: Guides) -> Self {
+        self.guides = guides;
+        self
+    }
+
+    /// Where masks come from.
+    pub fn guides(&self) -> &Guides {
+        &self.guides
     }
 
     /// Sequences that hold state, sequences that do not.
@@ -151,12 +165,15 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         } else if self.sequences.contains_key(&id) {
             self.emit(vec![events::error(id, ErrorCode::Invalid, format!("request id {id} is in use"))]);
         } else {
-            let sequence = Sequence::new(request);
+            let mut sequence = Sequence::new(request);
             if sequence.generated() >= sequence.request.max_tokens && sequence.request.prompt_logprobs.is_none() {
                 // Its earlier life had said all but the end.
                 telemetry::finished("length");
                 self.emit(vec![events::length(id)]);
                 return;
+            }
+            if let Some(text) = sequence.request.guide.take() {
+                sequence.guide = Some(self.guides.guide(text, &sequence.request.emitted));
             }
             self.scheduler.submit(id, sequence.tokens.len());
             self.sequences.insert(id, sequence);
@@ -210,7 +227,9 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         let total = desc.tokens.len();
         let timer = Instant::now();
         let (places, watched): (Vec<usize>, Vec<Range<usize>>) = watched.into_iter().unzip();
-        let mut result = match self.runner.step(&desc, segments, notify, samples, &watched) {
+        let (sequences, vocab) = (&mut self.sequences, self.runner.model().dims().vocab);
+        let hold = |samples: &mut [SampleRow]| hold(sequences, vocab, &rows, &purposes, samples);
+        let mut result = match self.runner.step(&desc, segments, notify, samples, &watched, hold) {
             Ok(result) => result,
             Err(StepError::Hop(HopError::Abandoned)) => StepResult { failures: self.runner.hop().failures(), ..StepResult::default() },
             Err(e) => {
@@ -425,6 +444,11 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             out.push(events::prompt_logprobs(p.id, first, &prompt));
         }
         if let Some(row) = next {
+            if let Some(why) = s.guide.as_mut().and_then(Guide::failure) {
+                out.push(events::error(p.id, ErrorCode::Internal, why));
+                self.end(p.id, "error");
+                return;
+            }
             if s.request.stop_ids.contains(&row.token) {
                 out.push(events::stopped(p.id, row.token));
                 self.end(p.id, "stop");
@@ -490,4 +514,16 @@ fn give_back<B: Backend, H: Hop<B>>(runner: &mut Runner<B, H>, lease: Option<Lea
         PrefixCache::give_back(runner.pool(), lease);
     }
     None
+}
+
+/// Holds the rows of sequences that have a grammar to it. Called when the layers are done: the masks were computed meanwhile.
+fn hold(sequences: &mut HashMap<u64, Sequence>, vocab: usize, rows: &[Planned], purposes: &[(usize, Purpose)], samples: &mut [SampleRow]) {
+    let timer = Instant::now();
+    for ((place, purpose), sample) in purposes.iter().zip(samples) {
+        let Some(s) = sequences.get_mut(&rows[*place].id).filter(|_| *purpose == Purpose::Next) else { continue };
+        if let Some(guide) = &mut s.guide {
+            guide.hold(sample, vocab, &s.request.stop_ids);
+        }
+    }
+    telemetry::phase("masks", timer.elapsed());
 }

@@ -8,6 +8,7 @@ use tandem_kernels::SampleRow;
 use tandem_proto::attn::v1 as wire;
 
 use crate::{
+    guide::{Guide, GuideText},
     sampler::{SamplingParams, Seen, forced_row},
     state::{SeqState, Snapshot},
 };
@@ -33,6 +34,8 @@ pub struct Request {
     pub logprobs: Option<u32>,
     /// Logprobs of the prompt: how many alternatives.
     pub prompt_logprobs: Option<u32>,
+    /// What the generated text is held to.
+    pub guide: Option<GuideText>,
     /// When it must have ended.
     pub deadline: Instant,
     /// Dispatch to every shard whatever the router says.
@@ -67,6 +70,7 @@ impl Request {
             min_tokens: submit.min_tokens as usize,
             logprobs: submit.logprobs,
             prompt_logprobs: submit.prompt_logprobs,
+            guide: submit.guide.map(|guide| GuideText { grammar: guide.grammar, after: guide.after.into() }),
             deadline,
             warmup: submit.warmup,
         }
@@ -86,6 +90,9 @@ impl Request {
         self.sampling.validate(vocab)?;
         if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
             return Err("max_tokens is 0: needed at least 1 where no prompt logprobs are asked for".to_owned());
+        }
+        if self.guide.is_some() && self.stop_ids.is_empty() {
+            return Err("a grammar without stop ids: needed at least one id that can end the text".to_owned());
         }
         let (prompt, emitted) = (self.prompt.len(), self.emitted.len());
         // A prompt that is only scored needs no place for a generated token.
@@ -118,6 +125,8 @@ pub struct Sequence {
     pub parked: Option<Snapshot>,
     /// What penalties look at.
     pub seen: Seen,
+    /// What the next token is held to.
+    pub guide: Option<Guide>,
     /// Next prompt position whose logprob is to be sent.
     prompt_position: usize,
 }
@@ -136,7 +145,7 @@ impl Sequence {
     pub fn new(request: Request) -> Self {
         let tokens = [request.prompt.as_slice(), &request.emitted].concat();
         let seen = Seen::new(&request.sampling, &request.prompt, &request.emitted);
-        Self { request, tokens, state: None, parked: None, seen, prompt_position: 1 }
+        Self { request, tokens, state: None, parked: None, seen, guide: None, prompt_position: 1 }
     }
 
     /// Generated tokens so far.
@@ -190,6 +199,9 @@ impl Sequence {
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.seen.push(token);
+        if let Some(guide) = &mut self.guide {
+            guide.push(token);
+        }
     }
 }
 

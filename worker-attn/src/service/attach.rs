@@ -4,13 +4,17 @@
 
 use std::time::{Duration, Instant};
 
+use tandem_grammar::TokenTable;
 use tandem_proto::attn::v1::{Attach, FromWorker, StepEvents, ToWorker, attn_client::AttnClient, from_worker, to_worker};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
 use super::ledger::Ledger;
-use crate::engine::{sequence::Request, thread::Mailbox};
+use crate::{
+    engine::{sequence::Request, thread::Mailbox},
+    guide::Guides,
+};
 
 /// First and longest pause between attempts to attach.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -31,6 +35,8 @@ pub struct Attachment {
     pub request_timeout: Duration,
     /// The step thread.
     pub mailbox: Mailbox,
+    /// Is told the vocabulary.
+    pub guides: Guides,
 }
 
 /// Why a stream ended.
@@ -133,6 +139,15 @@ impl Attachment {
                 let request = Request::from_wire(submit, Instant::now(), self.request_timeout);
                 ledger.submitted(request.id, request.deadline);
                 self.mailbox.submit(request);
+            }
+            to_worker::Message::Vocabulary(vocabulary) => {
+                tracing::debug!(tokens = vocabulary.ends.len(), "vocabulary");
+                self.guides.set_vocabulary(TokenTable {
+                    bytes: vocabulary.bytes.into(),
+                    ends: vocabulary.ends,
+                    special: vocabulary.special,
+                    stops: vocabulary.stops,
+                });
             }
             to_worker::Message::Cancel(cancel) => {
                 tracing::debug!(request = cancel.request_id, "cancel");

@@ -50,6 +50,7 @@ use crate::{
         Engine, Pace, Sink,
         thread::{self, Load, Mailbox},
     },
+    guide::Guides,
     hop::host::{HostRows, Shape},
     model::StepError,
     telemetry,
@@ -117,6 +118,7 @@ struct Steps {
     mailbox: Mailbox,
     events: UnboundedReceiver<StepEvents>,
     thread: JoinHandle<Result<(), StepError>>,
+    guides: Guides,
 }
 
 impl<B: Backend> Worker<B> {
@@ -220,13 +222,15 @@ impl<B: Backend> Worker<B> {
         // A receiver that is gone means that the process ends.
         let sink: Sink = Arc::new(move |events| drop(sender.send(events)));
         let (limits, pace) = (self.limits, self.pace());
+        let guides = Guides::default();
+        let held = guides.clone();
         let make = move || {
             model.backend().bind_thread();
-            Ok(Engine::new(Runner::new(Arc::new(model), hop, limits)?, pace, sink))
+            Ok(Engine::new(Runner::new(Arc::new(model), hop, limits)?, pace, sink).guided(held))
         };
         let thread =
             thread::spawn(inbox, Arc::clone(&self.load), make).map_err(|e| Error::Thread(format!("the step thread cannot start: {e}")))?;
-        Ok(Steps { mailbox, events, thread })
+        Ok(Steps { mailbox, events, thread, guides })
     }
 
     fn pace(&self) -> Pace {
@@ -239,13 +243,14 @@ impl<B: Backend> Worker<B> {
 
     /// Serves until the worker is told to go, or cannot go on.
     async fn serve(self, mut member: MembershipHandle, steps: Steps, local: &[Shard], shutdown: &Shutdown) -> Result<(), Error> {
-        let Steps { mailbox, events, thread } = steps;
+        let Steps { mailbox, events, thread, guides } = steps;
         let stream = attach::Attachment {
             coordinator: self.config.coordinator.clone(),
             name: self.config.name.clone(),
             epoch: self.epoch,
             request_timeout: self.config.request_timeout,
             mailbox: mailbox.clone(),
+            guides,
         };
         let stream = tokio::spawn(stream.run(events));
         let outcome = tokio::select! {

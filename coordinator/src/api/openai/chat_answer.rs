@@ -6,11 +6,12 @@ use serde_json::{Map, Value, json};
 
 use super::logprobs::{self, Names};
 use super::usage::usage;
-use super::validate::Settings;
+use crate::api::ApiError;
 use crate::api::choice::{Delta, StopReason, TokenOut};
 use crate::api::request_id::mint;
 use crate::api::run::{Run, Whole};
-use crate::api::sse::Chunks;
+use crate::api::settings::Settings;
+use crate::api::sse::{Encoder, Frames};
 use crate::api::state::{App, ReasoningFields, unix_now};
 use crate::text::{Part, Tokenizer};
 
@@ -24,8 +25,8 @@ pub struct Answer {
     fields: ReasoningFields,
     /// The request's settings.
     pub settings: Settings,
-    /// Sequences whose first chunk is out.
-    opened: Vec<bool>,
+    /// For each sequence: its first chunk is out, and so many calls have begun.
+    opened: Vec<Option<usize>>,
 }
 
 impl Answer {
@@ -84,10 +85,15 @@ impl Answer {
     fn whole_choice(&self, run: &Run, i: usize, whole: Whole) -> Value {
         let mut message = Map::new();
         message.insert("role".into(), json!("assistant"));
-        message.insert("content".into(), json!(whole.content));
-        let reasoning = if whole.reasoning.is_empty() { Value::Null } else { json!(whole.reasoning) };
+        let (content, reasoning, calls) = (whole.content(), whole.reasoning(), whole.calls());
+        message.insert("content".into(), if content.is_empty() && !calls.is_empty() { Value::Null } else { json!(content) });
+        let reasoning = if reasoning.is_empty() { Value::Null } else { json!(reasoning) };
         self.insert_reasoning(&mut message, &reasoning);
         message.insert("refusal".into(), Value::Null);
+        if !calls.is_empty() {
+            let call = |(name, arguments): &(&str, String)| json!({"id": mint("call_"), "type": "function", "function": {"name": name, "arguments": arguments}});
+            message.insert("tool_calls".into(), calls.iter().map(call).collect());
+        }
         let end = whole.end.as_ref();
         let mut choice = json!({
             "index": i,
@@ -122,17 +128,18 @@ fn choice_chunk(i: usize, delta: Map<String, Value>) -> Value {
     json!({"index": i, "delta": delta, "logprobs": null, "finish_reason": null})
 }
 
-impl Chunks for Answer {
-    fn delta(&mut self, run: &Run, i: usize, delta: Delta, out: &mut Vec<Value>) {
-        self.opened.resize(run.choices.len(), false);
+impl Encoder for Answer {
+    fn delta(&mut self, run: &Run, i: usize, delta: Delta, out: &mut Frames) {
+        self.opened.resize(run.choices.len(), None);
         let mut chunks = Vec::new();
-        if !std::mem::replace(&mut self.opened[i], true) {
+        if self.opened[i].is_none() {
+            self.opened[i] = Some(0);
             let first = json!({"role": "assistant", "content": ""});
             let mut chunk = choice_chunk(i, first.as_object().cloned().unwrap_or_default());
             if self.settings.token_ids {
                 chunk["prompt_token_ids"] = json!(run.prompt_of(i).ids);
             }
-            out.push(self.chunk(run, vec![chunk]));
+            out.data(&self.chunk(run, vec![chunk]));
         }
         for part in delta.parts {
             let mut map = Map::new();
@@ -141,6 +148,19 @@ impl Chunks for Answer {
                     map.insert("content".into(), Value::from(text));
                 }
                 Part::Reasoning(text) => self.insert_reasoning(&mut map, &Value::from(text)),
+                Part::Call(name) => {
+                    let index = self.opened[i].map_or(0, |begun| begun);
+                    self.opened[i] = Some(index + 1);
+                    let function = json!({"name": name, "arguments": ""});
+                    map.insert(
+                        "tool_calls".into(),
+                        json!([{"index": index, "id": mint("call_"), "type": "function", "function": function}]),
+                    );
+                }
+                Part::Arguments(text) => {
+                    let index = self.opened[i].map_or(0, |begun| begun.saturating_sub(1));
+                    map.insert("tool_calls".into(), json!([{"index": index, "function": {"arguments": text}}]));
+                }
             }
             chunks.push(choice_chunk(i, map));
         }
@@ -163,15 +183,22 @@ impl Chunks for Answer {
             chunk["stop_reason"] = stop_reason(end.stop_reason.as_ref());
             chunks.push(chunk);
         }
-        out.extend(chunks.into_iter().map(|chunk| self.chunk(run, vec![chunk])));
+        for chunk in chunks {
+            out.data(&self.chunk(run, vec![chunk]));
+        }
     }
 
-    fn last(&mut self, run: &Run, out: &mut Vec<Value>) {
+    fn last(&mut self, run: &Run, out: &mut Frames) {
         if self.settings.include_usage {
             let mut chunk = self.envelope("chat.completion.chunk", Vec::new());
             chunk.insert("usage".into(), usage(run));
-            out.push(Value::Object(chunk));
+            out.data(&Value::Object(chunk));
         }
+        out.done();
+    }
+
+    fn failed(&mut self, _run: &Run, error: &ApiError, out: &mut Frames) {
+        out.data(&error.to_json());
     }
 }
 

@@ -7,11 +7,12 @@ use serde_json::{Map, Value, json};
 use super::chat_answer::{ids, stop_reason, system_fingerprint};
 use super::logprobs::{self, Columns, Names};
 use super::usage::usage;
-use super::validate::Settings;
+use crate::api::ApiError;
 use crate::api::choice::{Delta, TokenOut};
 use crate::api::request_id::mint;
 use crate::api::run::{Run, Whole};
-use crate::api::sse::Chunks;
+use crate::api::settings::Settings;
+use crate::api::sse::{Encoder, Frames};
 use crate::api::state::{App, unix_now};
 use crate::text::{Part, Tokenizer};
 
@@ -97,7 +98,7 @@ impl Answer {
             whole = Whole { end: whole.end, ..Whole::default() };
         }
         let prompt = run.prompt_of(i);
-        let text = if self.echo { prompt.text.clone() + &whole.content } else { whole.content };
+        let text = if self.echo { prompt.text.clone() + &whole.content() } else { whole.content() };
         let end = whole.end.as_ref();
         let mut choice = json!({
             "index": i,
@@ -127,15 +128,16 @@ impl Answer {
     }
 }
 
-impl Chunks for Answer {
-    fn delta(&mut self, run: &Run, i: usize, delta: Delta, out: &mut Vec<Value>) {
+impl Encoder for Answer {
+    fn delta(&mut self, run: &Run, i: usize, delta: Delta, out: &mut Frames) {
         self.opened.resize(run.choices.len(), None);
         let Delta { parts, mut tokens, end } = delta;
         let mut text = String::new();
         for part in parts {
-            // Without a splitter all text is content.
-            let (Part::Content(part) | Part::Reasoning(part)) = part;
-            text.push_str(&part);
+            // Without a parser all text is content.
+            if let Part::Content(part) = part {
+                text.push_str(&part);
+            }
         }
         if self.prompt_only {
             text.clear();
@@ -158,21 +160,26 @@ impl Chunks for Answer {
                     choice["prompt_token_ids"] = json!(run.prompt_of(i).ids);
                 }
             }
-            out.push(self.chunk(run, choice));
+            out.data(&self.chunk(run, choice));
         }
         if let Some(end) = end {
             let reason = if self.prompt_only { "length" } else { end.finish_reason };
             let stop = if self.prompt_only { Value::Null } else { stop_reason(end.stop_reason.as_ref()) };
             let choice = json!({"index": i, "text": "", "logprobs": null, "finish_reason": reason, "stop_reason": stop});
-            out.push(self.chunk(run, choice));
+            out.data(&self.chunk(run, choice));
         }
     }
 
-    fn last(&mut self, run: &Run, out: &mut Vec<Value>) {
+    fn last(&mut self, run: &Run, out: &mut Frames) {
         if self.settings.include_usage {
             let mut chunk = self.envelope(Vec::new());
             chunk.insert("usage".into(), self.usage(run));
-            out.push(Value::Object(chunk));
+            out.data(&Value::Object(chunk));
         }
+        out.done();
+    }
+
+    fn failed(&mut self, _run: &Run, error: &ApiError, out: &mut Frames) {
+        out.data(&error.to_json());
     }
 }

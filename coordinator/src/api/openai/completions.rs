@@ -7,15 +7,28 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use serde::Deserialize;
 
 use super::completion_answer::Answer;
-use super::request::{Common, CompletionOnly, Prompt};
-use super::start::{Plan, start};
-use super::validate::{self, Settings};
+use crate::api::conversation::form::FormFields;
+use crate::api::conversation::start::{Plan, guide, start};
+use crate::api::request::{Common, Int, Prompt, Prompts};
 use crate::api::request_id::RequestId;
 use crate::api::run::RunPrompt;
+use crate::api::settings::{self, Settings};
 use crate::api::state::App;
 use crate::api::{ApiError, body, sse};
+
+/// The fields of text completions alone.
+#[derive(Clone, Debug, Deserialize)]
+struct CompletionOnly {
+    prompt: Option<Prompts>,
+    echo: Option<bool>,
+    logprobs: Option<Int>,
+    best_of: Option<Int>,
+    suffix: Option<String>,
+    add_special_tokens: Option<bool>,
+}
 
 /// `max_tokens` when the request says nothing, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: u64 = 16;
@@ -28,12 +41,14 @@ pub async fn handle(
     body: Body,
 ) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
-    let (common, own) =
-        body::off_thread(bytes.len(), move || Ok((body::parse::<Common>(&bytes)?, body::parse::<CompletionOnly>(&bytes)?))).await?;
+    let (common, own, form) = body::off_thread(bytes.len(), move || {
+        Ok((body::parse::<Common>(&bytes)?, body::parse::<CompletionOnly>(&bytes)?, body::parse::<FormFields>(&bytes)?.form()?))
+    })
+    .await?;
     app.check_model(common.model.as_deref())?;
 
-    let mut settings = validate::settings(&common, &app.model, &app.options)?;
-    settings.logprobs = validate::logprob_count(own.logprobs, "logprobs", &app.model, &app.options)?;
+    let mut settings = settings::settings(&common, &app.model, &app.options)?;
+    settings.logprobs = settings::logprob_count(own.logprobs, "logprobs", &app.model, &app.options)?;
     let echo = own.echo.unwrap_or(false);
     refuse_legacy(&own, &settings)?;
     let prompt_only = prompt_only(&mut settings, echo)?;
@@ -43,7 +58,11 @@ pub async fn handle(
         settings.prompt_logprobs = settings.logprobs;
     }
     let prompts = prompts(&app, own).await?;
-    let mut run = start(&app, Plan { settings: &settings, prompts, field: "prompt", reasoning: None, request_id })?;
+    let guide = match form {
+        Some(form) => Some(guide(&app, form.grammar(), false, &settings).await?),
+        None => None,
+    };
+    let mut run = start(&app, Plan { settings: &settings, prompts, field: "prompt", format: None, guide, request_id })?;
 
     let mut answer = Answer::new(&app, settings, echo, prompt_only, wants_prompt_logprobs);
     if answer.settings.stream {
@@ -73,7 +92,7 @@ fn prompt_only(settings: &mut Settings, echo: bool) -> Result<bool, ApiError> {
         settings.max_tokens = Some(1);
         return Ok(true);
     }
-    validate::needs_a_token(settings)?;
+    settings::needs_a_token(settings)?;
     Ok(false)
 }
 
@@ -95,7 +114,7 @@ async fn prompts(app: &App, own: CompletionOnly) -> Result<Vec<RunPrompt>, ApiEr
             Prompt::Text(text) => RunPrompt { ids: app.encode(text.clone(), add_special).await?, text },
             Prompt::Ids(ids) => {
                 let ids: Result<Vec<u32>, ApiError> =
-                    ids.into_iter().enumerate().map(|(k, id)| validate::token_id(id, app.model.vocab, &field, k)).collect();
+                    ids.into_iter().enumerate().map(|(k, id)| settings::token_id(id, app.model.vocab, &field, k)).collect();
                 let ids = ids?;
                 let text = app.model.tokenizer.decode(&ids, false);
                 RunPrompt { ids, text }

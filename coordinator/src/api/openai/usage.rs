@@ -4,16 +4,14 @@ use serde_json::{Value, json};
 
 use crate::api::run::Run;
 
-/// The counts so far. A prompt counts once, however many choices it has.
+/// The counts so far.
 pub fn usage(run: &Run) -> Value {
-    let prompt: usize = run.prompts.iter().map(|p| p.ids.len()).sum();
-    let completion: u64 = run.choices.iter().map(|c| u64::from(c.completion_tokens)).sum();
-    let reasoning: u64 = run.choices.iter().map(|c| u64::from(c.reasoning_tokens)).sum();
+    let (prompt, completion) = (run.prompt_tokens(), run.completion_tokens());
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": prompt as u64 + completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": run.cached_tokens()},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "completion_tokens_details": {"reasoning_tokens": run.reasoning_tokens()},
     })
 }

@@ -51,10 +51,12 @@ async fn golden_conversations_reach_the_engine_exactly() {
         let stop = case["stop_index"].as_u64().unwrap() as usize;
         speak(&generation, &ids[..stop], 2, Finish::Stop { id: ids[stop] });
         let message = reply.await.unwrap().json()["choices"][0]["message"].clone();
-        let (reasoning, content) = (message["reasoning_content"].as_str().unwrap_or(""), message["content"].as_str().unwrap());
+        let (reasoning, content) = (message["reasoning_content"].as_str().unwrap_or(""), message["content"].as_str().unwrap_or(""));
         let whole = demo_tokenizer().decode(&ids[..stop], false);
-        let want = whole.split_once("</think>").unwrap_or((&whole, ""));
-        assert_eq!((reasoning, content), want, "{}", case["name"]);
+        let (want, rest) = whole.split_once("</think>").unwrap_or((&whole, ""));
+        let (text, called) = rest.split_once("<tool_call>").map_or((rest, 0), |(text, _)| (text, rest.matches("<tool_call>").count()));
+        assert_eq!((reasoning, content), (want, text), "{}", case["name"]);
+        assert_eq!(message["tool_calls"].as_array().map_or(0, Vec::len), called, "{}", case["name"]);
     }
 }
 
@@ -178,18 +180,28 @@ async fn prompt_logprobs_as_vllm_has_them() {
     assert_eq!(answer["prompt_logprobs"].as_array().unwrap().len() as u64, answer["usage"]["prompt_tokens"].as_u64().unwrap());
 }
 
-/// T-21, as far as the template goes: tags never show, and efforts reach the template.
+/// T-21: tags never show, efforts reach the template, and thinking that is off is closed before the answer begins.
 #[tokio::test]
-async fn efforts_and_history() {
+async fn t21_efforts_and_history() {
     let (addr, mut worker) = server().await;
-    for (effort, shown) in [("none", "Low"), ("low", "Low"), ("high", "High"), ("medium", "Max"), ("max", "Max")] {
-        let reply = tokio::spawn(post(addr, "/v1/chat/completions", chat(json!({"reasoning_effort": effort}))));
+    let off = [
+        json!({"reasoning_effort": "none"}),
+        json!({"thinking": {"type": "disabled"}}),
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+    ];
+    let on = [("low", "Low"), ("minimal", "Low"), ("high", "High"), ("medium", "Max"), ("max", "Max"), ("", "Max")];
+    let on = on.map(|(effort, shown)| (if effort.is_empty() { json!({}) } else { json!({"reasoning_effort": effort}) }, shown, true));
+    for (extra, shown, thinks) in off.map(|extra| (extra, "Low", false)).into_iter().chain(on) {
+        let reply = tokio::spawn(post(addr, "/v1/chat/completions", chat(extra.clone())));
         let generation = worker.next().await.unwrap();
         let prompt = demo_tokenizer().decode(&generation.request.prompt_ids, false);
-        assert!(prompt.contains(&format!("Reasoning Effort: {shown}<")), "{effort}: {prompt}");
+        assert!(prompt.contains(&format!("Reasoning Effort: {shown}<")), "{extra}: {prompt}");
+        assert!(prompt.ends_with(if thinks { "<think>" } else { "<think></think>" }), "{extra}: {prompt}");
         let ids: Vec<u32> = "a<think>b</think>c</think>d".bytes().map(byte_token).collect();
         speak(&generation, &ids, 1, STOP);
-        assert_eq!(reply.await.unwrap().json()["choices"][0]["message"]["content"], "cd");
+        let message = reply.await.unwrap().json()["choices"][0]["message"].clone();
+        let want = if thinks { ("cd", "ab") } else { ("acd", "b") };
+        assert_eq!((message["content"].as_str().unwrap(), message["reasoning_content"].as_str().unwrap()), want, "{extra}");
     }
     for name in ["reasoning", "reasoning_content"] {
         let history =

@@ -28,7 +28,7 @@ async fn all_refused(path: &str, cases: Vec<(Value, &str)>) {
 
 /// T-01 and T-03: numbers, phrases, a real 400, and the next request is served.
 #[tokio::test]
-async fn prompts_that_cannot_fit() {
+async fn t01_t03_prompts_that_cannot_fit() {
     let limits = Limits { max_seq_len: 1 << 20, max_batch: 8, kv_tokens: 4096 };
     let (addr, worker) = server_within(limits, |_| {}).await;
     answer_all(worker, |g| speak(g, &[100, 101], 1, Finish::Stop { id: EOS[0] }));
@@ -53,7 +53,7 @@ async fn prompts_that_cannot_fit() {
 
 /// T-04.
 #[tokio::test]
-async fn empty_prompts() {
+async fn t04_empty_prompts() {
     all_refused(
         COMPLETIONS,
         vec![
@@ -92,7 +92,7 @@ async fn empty_prompts() {
 
 /// T-05.
 #[tokio::test]
-async fn odd_max_tokens() {
+async fn t05_odd_max_tokens() {
     for path in [CHAT, COMPLETIONS] {
         let body = |value: Value| if path == CHAT { chat(json!({"max_tokens": value})) } else { completion(json!({"max_tokens": value})) };
         let bad = [json!(0), json!(-1), json!(1.5), json!("5"), json!([]), json!(true)];
@@ -117,7 +117,7 @@ async fn odd_max_tokens() {
 
 /// T-06, the API's part.
 #[tokio::test]
-async fn odd_logit_bias() {
+async fn t06_odd_logit_bias() {
     let bias = |key: &str, value: Value| (chat(json!({"logit_bias": {key: value}})), "logit_bias");
     all_refused(
         CHAT,
@@ -174,22 +174,26 @@ async fn other_values_out_of_range() {
         ("stop_token_ids", json!([5000])),
         ("prompt_logprobs", json!(21)),
         ("prompt_logprobs", json!(-1)),
-        ("response_format", json!({"type": "json_object"})),
         ("response_format", json!({"type": "yaml"})),
-        ("guided_json", json!({})),
-        ("structured_outputs", json!({"regex": "a"})),
+        ("response_format", json!(5)),
+        ("guided_regex", json!("(")),
+        ("guided_json", json!({"type": "colour"})),
+        ("guided_grammar", json!("start: nothing")),
+        ("thinking", json!({"type": "sometimes"})),
         ("stream", json!("yes")),
         ("stream_options", json!({"include_usage": true})),
     ];
-    all_refused(CHAT, fields.iter().map(|(f, v)| (chat(json!({*f: v})), *f)).collect()).await;
+    let param = |field: &'static str| if field == "thinking" { "thinking.type" } else { field };
+    all_refused(CHAT, fields.iter().map(|(f, v)| (chat(json!({*f: v})), param(f))).collect()).await;
     all_refused(
         CHAT,
         vec![
             (chat(json!({"top_logprobs": 3})), "top_logprobs"),
             (chat(json!({"logprobs": true, "top_logprobs": 21})), "top_logprobs"),
             (chat(json!({"logprobs": 5})), "logprobs"),
-            (chat(json!({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]})), "tool_choice"),
-            (chat(json!({"tools": [{"type": "function"}]})), "tools[0].function.name"),
+            (chat(json!({"tool_choice": "required"})), "tool_choice"),
+            (chat(json!({"tools": [{"type": "function"}]})), "tools[0].name"),
+            (chat(json!({"response_format": {"type": "json_object"}, "ignore_eos": true})), "ignore_eos"),
             (chat(json!({"reasoning_effort": "enormous"})), "reasoning_effort"),
             (chat(json!({"chat_template_kwargs": {"messages": []}})), "chat_template_kwargs.messages"),
             (chat(json!({"stream": true, "stream_options": {"include_usage": 1}})), "stream_options.include_usage"),

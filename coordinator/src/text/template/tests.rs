@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::text::fixtures::{demo_goldens, demo_template, demo_tokenizer, gguf};
-use crate::text::reasoning::prompt_opens_reasoning;
+use crate::text::glm::prompt_opens_reasoning;
 
 fn render(source: &str, context: Json) -> Result<String, TemplateError> {
     let kwargs = context.as_object().cloned().unwrap_or_default();
@@ -104,4 +104,23 @@ fn a_gguf_file_brings_its_template() {
     assert!(matches!(without, Err(TemplateError::Absent)));
     let error = render(&[("{% endfor %}", "{% endfoo %}")]).unwrap_err().to_string();
     assert!(error.contains("tinyk-MIX.gguf: tokenizer.chat_template: line 2"), "{error}");
+}
+
+/// The release's own template over conversations with several tools and rounds, against what Jinja2 makes of them.
+#[test]
+fn the_releases_template_renders_as_jinja2_does() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/template");
+    let source = std::fs::read_to_string(dir.join("chat_template.jinja")).unwrap();
+    let template = ChatTemplate::new(&source, "release", BTreeMap::new()).unwrap();
+    assert!(template.reads_parts());
+    let goldens: Json = serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
+    let cases = goldens.as_array().unwrap();
+    assert!(cases.len() >= 18);
+    for case in cases {
+        let kwargs = case["kwargs"].as_object().cloned().unwrap();
+        let tools = Some(&case["tools"]).filter(|tools| !tools.is_null());
+        let opening = case["add_generation_prompt"] == true;
+        let got = template.render(&case["messages"], tools, opening, &kwargs).unwrap();
+        assert_eq!(got, case["rendered"].as_str().unwrap(), "{}", case["name"]);
+    }
 }

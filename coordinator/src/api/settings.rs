@@ -1,11 +1,12 @@
 //! Every rule about a request's values, and the defaults. What passes here can be queued.
 //!
-//! A refusal names the field, what is allowed and what came. Limits that depend on the prompt's length are checked in `start`.
+//! A refusal names the field, what is allowed and what came. Limits that depend on the prompt's length are checked in
+//! `conversation/start.rs`.
 
 use serde_json::{Map, Value};
 
+use super::ApiError;
 use super::request::{Common, Int, Strings};
-use crate::api::ApiError;
 use crate::api::state::{Defaults, Model, Options};
 use crate::engine::SamplingParams;
 
@@ -59,7 +60,9 @@ pub struct Settings {
 
 /// Checks the shared fields.
 pub fn settings(common: &Common, model: &Model, options: &Options) -> Result<Settings, ApiError> {
-    refuse_constraints(common)?;
+    if common.use_beam_search == Some(true) {
+        return Err(ApiError::unsupported("use_beam_search", "beam search is not supported"));
+    }
     let stream = common.stream.unwrap_or(false);
     let stream_options = common.stream_options.unwrap_or_default();
     let include_usage = stream_options.include_usage.unwrap_or(false);
@@ -134,16 +137,24 @@ pub fn logprob_count(value: Option<Int>, field: &str, model: &Model, options: &O
 }
 
 fn max_tokens(common: &Common) -> Result<(Option<u64>, &'static str), ApiError> {
-    const OLD: &str = "max_tokens";
-    const NEW: &str = "max_completion_tokens";
-    let one = |value, field| int(value, field, 0, i128::from(u64::MAX)).map(|v| v.map(|v| v as u64));
-    match (one(common.max_tokens, OLD)?, one(common.max_completion_tokens, NEW)?) {
-        (Some(old), Some(new)) if old != new => {
-            Err(ApiError::invalid(NEW, format!("{OLD} ({old}) and {NEW} ({new}) are both given and differ; send one of them")))
+    let fields = [
+        ("max_tokens", common.max_tokens),
+        ("max_completion_tokens", common.max_completion_tokens),
+        ("max_output_tokens", common.max_output_tokens),
+    ];
+    let mut said: Option<(u64, &'static str)> = None;
+    for (field, value) in fields {
+        let Some(most) = int(value, field, 0, i128::from(u64::MAX))?.map(|most| most as u64) else { continue };
+        match said {
+            Some((other, name)) if other != most => {
+                let message = format!("{name} ({other}) and {field} ({most}) are both given and differ; send one of them");
+                return Err(ApiError::invalid(field, message));
+            }
+            Some(_) => {}
+            None => said = Some((most, field)),
         }
-        (None, Some(new)) => Ok((Some(new), NEW)),
-        (old, _) => Ok((old, OLD)),
     }
+    Ok(said.map_or((None, "max_tokens"), |(most, field)| (Some(most), field)))
 }
 
 /// Refuses `max_tokens: 0`, which only text completions that return the prompt can mean.
@@ -235,34 +246,4 @@ pub fn token_id(Int(id): Int, vocab: u32, field: &str, i: usize) -> Result<u32, 
         .ok()
         .filter(|&id| id < vocab)
         .ok_or_else(|| ApiError::invalid(field, format!("{field}[{i}] is {id}; token ids are 0 to {}", vocab.saturating_sub(1))))
-}
-
-/// A constraint that is silently dropped gives answers that look valid and are not.
-fn refuse_constraints(common: &Common) -> Result<(), ApiError> {
-    if let Some(format) = common.response_format.as_ref().filter(|f| !f.is_null()) {
-        match format.get("type").and_then(Value::as_str) {
-            Some("text") => {}
-            Some(kind @ ("json_object" | "json_schema")) => {
-                let message = format!("response_format.type \"{kind}\" cannot be enforced by this server; only \"text\" is supported");
-                return Err(ApiError::unsupported("response_format", message));
-            }
-            _ => return Err(ApiError::invalid("response_format", "response_format.type must be \"text\"")),
-        }
-    }
-    let guided = [
-        ("structured_outputs", &common.structured_outputs),
-        ("guided_json", &common.guided_json),
-        ("guided_regex", &common.guided_regex),
-        ("guided_choice", &common.guided_choice),
-        ("guided_grammar", &common.guided_grammar),
-    ];
-    for (field, value) in guided {
-        if value.as_ref().is_some_and(|v| !v.is_null()) {
-            return Err(ApiError::unsupported(field, format!("{field} cannot be enforced by this server")));
-        }
-    }
-    if common.use_beam_search == Some(true) {
-        return Err(ApiError::unsupported("use_beam_search", "beam search is not supported"));
-    }
-    Ok(())
 }

@@ -1,13 +1,17 @@
-//! From checked settings and prompts to running sequences: the limits that depend on the prompt, then admission.
+//! From checked settings and prompts to running sequences: the limits that depend on the prompt, the grammar's last check, then admission.
 
 use std::sync::Arc;
 
-use super::validate::Settings;
+use tandem_grammar::Grammar;
+
 use crate::api::ApiError;
 use crate::api::choice::{Choice, ChoiceOptions};
 use crate::api::run::{Run, RunPrompt};
+use crate::api::settings::Settings;
 use crate::api::state::App;
-use crate::engine::GenerateRequest;
+use crate::engine::{GenerateRequest, Guide};
+use crate::text::AnswerFormat;
+use crate::text::glm::CLOSE;
 
 /// What a route adds to the settings.
 pub struct Plan<'a> {
@@ -17,15 +21,45 @@ pub struct Plan<'a> {
     pub prompts: Vec<RunPrompt>,
     /// Name of the prompt's field, for errors.
     pub field: &'static str,
-    /// Split off reasoning; `Some(true)` when the prompt opened it.
-    pub reasoning: Option<bool>,
+    /// How the answer is to be read; `None` = as it is.
+    pub format: Option<AnswerFormat>,
+    /// What the sampler is held to.
+    pub guide: Option<Guide>,
     /// `X-Request-Id`.
     pub request_id: String,
 }
 
+/// A grammar, and the field that asked for it.
+pub struct Asked {
+    /// The grammar.
+    pub grammar: Grammar,
+    /// For errors.
+    pub field: String,
+}
+
+/// Compiles a grammar, so that whatever cannot be enforced is refused now. `behind_reasoning`: it holds behind `</think>`, where the
+/// reasoning that the prompt has opened ends.
+pub async fn guide(app: &Arc<App>, asked: Asked, behind_reasoning: bool, settings: &Settings) -> Result<Guide, ApiError> {
+    let Asked { grammar, field } = asked;
+    if settings.ignore_eos || app.model.eos_ids.is_empty() {
+        let message = format!("{field} and ignore_eos exclude each other: what is complete must be able to end");
+        return Err(ApiError::invalid("ignore_eos", message));
+    }
+    let text = grammar.to_text();
+    let (checker, source) = (Arc::clone(app), text.clone());
+    // Up to a second of work for a large schema; never on the threads that carry streams.
+    let checked = tokio::task::spawn_blocking(move || checker.vocabulary()?.compile(&source).map_err(|e| e.to_string())).await;
+    match checked {
+        Ok(Ok(_)) => {}
+        Ok(Err(why)) => return Err(ApiError::unsupported(field.clone(), format!("{field} cannot be enforced: {why}"))),
+        Err(error) => return Err(ApiError::internal(format!("the grammar could not be checked: {error}"))),
+    }
+    Ok(Guide { grammar: text.into(), after: if behind_reasoning { CLOSE.into() } else { String::new() } })
+}
+
 /// Admits all sequences of a request, or none.
 pub fn start(app: &App, plan: Plan<'_>) -> Result<Run, ApiError> {
-    let Plan { settings, prompts, field, reasoning, request_id } = plan;
+    let Plan { settings, prompts, field, format, guide, request_id } = plan;
     let limits = app.limits()?;
     let limit = u64::from(limits.max_seq_len).min(limits.kv_tokens);
     for prompt in &prompts {
@@ -68,6 +102,7 @@ pub fn start(app: &App, plan: Plan<'_>) -> Result<Run, ApiError> {
             min_tokens: settings.min_tokens.min(max_tokens),
             logprobs: settings.logprobs,
             prompt_logprobs: settings.prompt_logprobs,
+            guide: guide.clone(),
             deadline: None,
             request_id: request_id.clone(),
         }));
@@ -80,7 +115,7 @@ pub fn start(app: &App, plan: Plan<'_>) -> Result<Run, ApiError> {
             include_stop: settings.include_stop,
             min_tokens: settings.min_tokens,
             stop_token_ids: settings.stop_token_ids.clone(),
-            reasoning,
+            format: format.clone(),
         })
     });
     let choices = choices.collect();

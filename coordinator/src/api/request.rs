@@ -1,6 +1,6 @@
 //! What clients send, typed. Unknown fields are ignored; a field of the wrong type is an error that names it.
 //!
-//! Numbers are kept wide here: `validate` says what is out of range.
+//! Numbers are kept wide here: `settings` says what is out of range.
 
 use std::fmt;
 
@@ -152,7 +152,8 @@ pub struct StreamOptions {
     pub continuous_usage_stats: Option<bool>,
 }
 
-/// The fields that chat and text completions share.
+/// The fields that say how tokens are chosen and when they end; the same for chat and text completions, and what the other faces bring
+/// theirs into.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[allow(missing_docs)] // The names are the API's.
 pub struct Common {
@@ -162,6 +163,7 @@ pub struct Common {
     pub n: Option<Int>,
     pub max_tokens: Option<Int>,
     pub max_completion_tokens: Option<Int>,
+    pub max_output_tokens: Option<Int>,
     pub min_tokens: Option<Int>,
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
@@ -180,41 +182,7 @@ pub struct Common {
     pub prompt_logprobs: Option<Int>,
     pub return_token_ids: Option<bool>,
     pub return_tokens_as_token_ids: Option<bool>,
-    // Constraints on the output that this server cannot enforce: refused, since ignoring them would fail open.
-    pub response_format: Option<Value>,
-    pub structured_outputs: Option<Value>,
-    pub guided_json: Option<Value>,
-    pub guided_regex: Option<Value>,
-    pub guided_choice: Option<Value>,
-    pub guided_grammar: Option<Value>,
     pub use_beam_search: Option<bool>,
-}
-
-/// The fields of chat completions alone.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[allow(missing_docs)] // The names are the API's.
-pub struct ChatOnly {
-    pub messages: Option<Vec<Map<String, Value>>>,
-    pub tools: Option<Vec<Value>>,
-    pub tool_choice: Option<Value>,
-    pub logprobs: Option<bool>,
-    pub top_logprobs: Option<Int>,
-    pub reasoning_effort: Option<String>,
-    pub chat_template_kwargs: Option<Map<String, Value>>,
-    pub add_generation_prompt: Option<bool>,
-    pub continue_final_message: Option<bool>,
-}
-
-/// The fields of text completions alone.
-#[derive(Clone, Debug, Deserialize)]
-#[allow(missing_docs)] // The names are the API's.
-pub struct CompletionOnly {
-    pub prompt: Option<Prompts>,
-    pub echo: Option<bool>,
-    pub logprobs: Option<Int>,
-    pub best_of: Option<Int>,
-    pub suffix: Option<String>,
-    pub add_special_tokens: Option<bool>,
 }
 
 #[cfg(test)]

@@ -22,17 +22,34 @@ const MEDIA: [&str; 14] = [
     "document",
 ];
 
-/// Checks `messages` and puts them in the template's form. `reads_parts` is [`crate::text::ChatTemplate::reads_parts`]: if not,
-/// lists of text parts become one string.
-pub fn normalize(messages: Vec<Map<String, Value>>, reads_parts: bool) -> Result<Vec<Value>, ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is missing or empty; at least one message is needed"));
-    }
-    messages.into_iter().enumerate().map(|(i, message)| one(i, message, reads_parts).map(Value::Object)).collect()
+/// One message in chat completions' form.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Where it stands in the request (`messages[1]`), for errors.
+    pub path: String,
+    /// `{role, content, …}`.
+    pub value: Map<String, Value>,
 }
 
-fn one(i: usize, mut message: Map<String, Value>, reads_parts: bool) -> Result<Map<String, Value>, ApiError> {
-    let field = |name: &str| format!("messages[{i}].{name}");
+impl Message {
+    /// The messages of chat completions.
+    pub fn chat(messages: Option<Vec<Map<String, Value>>>) -> Vec<Self> {
+        let message = |(i, value)| Self { path: format!("messages[{i}]"), value };
+        messages.unwrap_or_default().into_iter().enumerate().map(message).collect()
+    }
+}
+
+/// Checks `messages` and puts them in the template's form. `field` names them all; `reads_parts` is
+/// [`crate::text::ChatTemplate::reads_parts`]: if not, lists of text parts become one string.
+pub fn normalize(messages: Vec<Message>, field: &str, reads_parts: bool) -> Result<Vec<Value>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid(field, format!("{field} is missing or empty; at least one message is needed")));
+    }
+    messages.into_iter().map(|message| one(&message.path, message.value, reads_parts).map(Value::Object)).collect()
+}
+
+fn one(path: &str, mut message: Map<String, Value>, reads_parts: bool) -> Result<Map<String, Value>, ApiError> {
+    let field = |name: &str| format!("{path}.{name}");
     let role = match message.get("role") {
         Some(Value::String(role)) => match role.as_str() {
             "developer" => "system",
@@ -45,8 +62,8 @@ fn one(i: usize, mut message: Map<String, Value>, reads_parts: bool) -> Result<M
         _ => return Err(ApiError::invalid(field("role"), format!("{} must be a string", field("role")))),
     }
     .to_owned();
-    reasoning(i, &mut message)?;
-    let calls = tool_calls(i, &mut message)?;
+    reasoning(path, &mut message)?;
+    let calls = tool_calls(path, &mut message)?;
     let may_be_absent = role == "assistant" && (calls || message.contains_key("reasoning_content"));
     let content = content(&field("content"), message.remove("content").unwrap_or(Value::Null), reads_parts, may_be_absent)?;
     message.insert("role".into(), Value::from(role));
@@ -55,14 +72,14 @@ fn one(i: usize, mut message: Map<String, Value>, reads_parts: bool) -> Result<M
 }
 
 /// `reasoning` and `reasoning_content` mean the same; the template reads the latter.
-fn reasoning(i: usize, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn reasoning(path: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut found = None;
     for name in ["reasoning_content", "reasoning"] {
         match message.remove(name) {
             None | Some(Value::Null) => {}
             Some(Value::String(text)) => found = found.or(Some(text)),
             Some(_) => {
-                let param = format!("messages[{i}].{name}");
+                let param = format!("{path}.{name}");
                 return Err(ApiError::invalid(param.clone(), format!("{param} must be a string or null")));
             }
         }
@@ -74,7 +91,7 @@ fn reasoning(i: usize, message: &mut Map<String, Value>) -> Result<(), ApiError>
 }
 
 /// Parses each call's `arguments` into a mapping. Returns whether there is any call.
-fn tool_calls(i: usize, message: &mut Map<String, Value>) -> Result<bool, ApiError> {
+fn tool_calls(path: &str, message: &mut Map<String, Value>) -> Result<bool, ApiError> {
     let bad = |path: String, needed: &str| Err(ApiError::invalid(path.clone(), format!("{path} must be {needed}")));
     let calls = match message.get_mut("tool_calls") {
         None => return Ok(false),
@@ -83,10 +100,10 @@ fn tool_calls(i: usize, message: &mut Map<String, Value>) -> Result<bool, ApiErr
             return Ok(false);
         }
         Some(Value::Array(calls)) => calls,
-        Some(_) => return bad(format!("messages[{i}].tool_calls"), "a list"),
+        Some(_) => return bad(format!("{path}.tool_calls"), "a list"),
     };
     for (j, call) in calls.iter_mut().enumerate() {
-        let path = format!("messages[{i}].tool_calls[{j}]");
+        let path = format!("{path}.tool_calls[{j}]");
         let function = match call.get_mut("function") {
             Some(function) => function,
             None => call,
@@ -162,7 +179,7 @@ mod tests {
 
     fn run(messages: Value, reads_parts: bool) -> Result<Value, ApiError> {
         let messages = messages.as_array().unwrap().iter().map(|m| m.as_object().unwrap().clone()).collect();
-        normalize(messages, reads_parts).map(Value::Array)
+        normalize(Message::chat(Some(messages)), "messages", reads_parts).map(Value::Array)
     }
 
     #[test]
