@@ -1,9 +1,12 @@
 """Drives a server with the official `openai` package: openai_client.py http://HOST:PORT"""
 
 import asyncio
+import json
 import sys
+import typing
 
 import openai
+import pydantic
 
 BASE = sys.argv[1]
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", max_retries=0)
@@ -69,6 +72,43 @@ except openai.BadRequestError as error:
 with client.chat.completions.create(model=model, messages=question("Count to twenty."), stream=True) as early:
     for _ in early:
         break  # leaving the block closes the connection
+
+tools = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Get the current weather in a city.", "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "City name"}}, "required": ["city"]}}},
+    {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}},
+]
+history = question("What is the weather in Paris?")
+called = client.chat.completions.create(model=model, messages=history, tools=tools, temperature=0).choices[0]
+check(called.finish_reason == "tool_calls", f"a call: {called}")
+call = called.message.tool_calls[0]
+check((call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"}), f"the call: {call}")
+with client.chat.completions.stream(model=model, messages=history, tools=tools, temperature=0) as events:
+    final = events.get_final_completion().choices[0]
+check(final.message.tool_calls[0].function.arguments == call.function.arguments and final.finish_reason == "tool_calls", f"streamed call: {final}")
+history += [called.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "12 C and rain"}]
+after = client.chat.completions.create(model=model, messages=history, tools=tools, temperature=0).choices[0]
+check(after.finish_reason == "stop" and "12" in after.message.content, f"an answer from the result: {after}")
+
+
+class Weather(pydantic.BaseModel):
+    city: str = pydantic.Field(pattern="^[A-Z][a-z]{1,9}$")
+    degrees: int = pydantic.Field(ge=-50, le=60)
+    sky: typing.Literal["clear", "cloudy"]
+
+
+parsed = client.chat.completions.parse(model=model, messages=question("Hello!"), response_format=Weather, temperature=0, max_tokens=500).choices[0]
+check(isinstance(parsed.message.parsed, Weather), f"structured output: {parsed}")
+
+response = client.responses.create(model=model, input="What is the capital of France?", temperature=0)
+check("Paris" in response.output_text and response.status == "completed", f"responses: {response}")
+flat = [{"type": "function", **tool["function"]} for tool in tools]
+kinds, arguments = [], ""
+for event in client.responses.create(model=model, input="What is the weather in Paris?", tools=flat, temperature=0, stream=True):
+    kinds.append(event.type)
+    if event.type == "response.function_call_arguments.delta":
+        arguments += event.delta
+check(kinds[0] == "response.created" and kinds[-1] == "response.completed", f"events: {kinds}")
+check(json.loads(arguments) == {"city": "Paris"}, f"responses' call: {arguments}")
 
 
 async def together():

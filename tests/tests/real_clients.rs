@@ -1,4 +1,4 @@
-//! The clients that people really use: the `openai` Python package and a Prometheus server, both installed by `scripts/test`.
+//! The clients that people really use: the `openai` and `anthropic` Python packages and a Prometheus server, both installed by `scripts/test`.
 //!
 //! Without them (`TANDEM_TEST_PYTHON`, `promtool`/`prometheus` on the path) the tests say so and pass, except in CI, where they fail.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -31,13 +31,17 @@ fn clients() -> PathBuf {
 }
 
 #[tokio::test]
-async fn the_openai_package_drives_the_server() {
-    let Some(python) = tool("a Python with the openai package", std::env::var_os("TANDEM_TEST_PYTHON").map(PathBuf::from)) else { return };
+async fn the_official_packages_drive_the_server() {
+    let Some(python) = tool("a Python with the official packages", std::env::var_os("TANDEM_TEST_PYTHON").map(PathBuf::from)) else {
+        return;
+    };
     let cluster = Launch::up().args(["--dtype", "f32"]).ready();
-    let output = Command::new(python).arg(clients().join("openai_client.py")).arg(cluster.base()).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    assert!(text.contains("all checks passed"), "{text}");
+    for script in ["openai_client.py", "anthropic_client.py"] {
+        let output = Command::new(&python).arg(clients().join(script)).arg(cluster.base()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {text}");
+        assert!(text.contains("all checks passed"), "{script}: {text}");
+    }
 }
 
 /// Metrics addresses of the workers: each process logs its admin address.
