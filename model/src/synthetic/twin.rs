@@ -8,7 +8,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, path::Path};
 
 use safetensors::{Dtype, SafeTensors, View};
 use serde_json::{Value, json};
-use tandem_quant::{DType, blocks::lut::E2M1, float8};
+use tandem_quant::{DType, float8};
 
 use crate::{ModelError, storage::safetensors::INDEX};
 
@@ -184,7 +184,7 @@ fn to_e4m3(v: f32) -> u8 {
 
 /// E2M1, rounded to nearest even.
 fn to_e2m1(v: f32) -> u8 {
-    nearest(v.abs(), 8, |code| E2M1[usize::from(code)]) | if v.is_sign_negative() { 8 } else { 0 }
+    nearest(v.abs(), 8, float8::e2m1) | if v.is_sign_negative() { 8 } else { 0 }
 }
 
 fn pairs(codes: &[u8]) -> Vec<u8> {

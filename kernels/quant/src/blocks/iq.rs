@@ -22,16 +22,18 @@ fn signs(index: u32) -> u8 {
 }
 
 /// `out = scale · point · ±1`, bit i of `negative` for element i.
-fn signed(scale: f32, point: &[u8], negative: u8, out: &mut [f32]) {
+#[inline(always)]
+fn signed<const N: usize>(scale: f32, point: &[u8; N], negative: u8, out: &mut [f32; N]) {
     for (i, (o, coordinate)) in out.iter_mut().zip(point).enumerate() {
-        let value = scale * f32::from(coordinate.cast_signed());
-        *o = if negative >> i & 1 == 1 { -value } else { value };
+        let sign = if negative & 1 << i == 0 { 0 } else { 1 << 31 };
+        *o = f32::from_bits((scale * f32::from(coordinate.cast_signed())).to_bits() ^ sign);
     }
 }
 
-/// Coordinates of point `index` in a grid of `width`-dimensional points.
-fn point(grid: &'static [u8], width: usize, index: usize) -> &'static [u8] {
-    &grid[index * width..(index + 1) * width]
+/// Coordinates of point `index` in a grid of points of N coordinates.
+#[inline(always)]
+fn point<const N: usize>(grid: &'static [u8], index: usize) -> &'static [u8; N] {
+    &grid.as_chunks().0[index]
 }
 
 /// IQ2_XXS: f16 d; per 32 elements four grid bytes and a u32 of four 7-bit sign indices under a 4-bit scale.
@@ -41,8 +43,8 @@ pub fn iq2_xxs(block: &[u8], out: &mut [f32]) {
         let at = 2 + group * 8;
         let packed = u32_at(block, at + 4);
         let scale = d * (0.5 + (packed >> 28) as f32) * 0.25;
-        for (k, eight) in run.chunks_exact_mut(8).enumerate() {
-            let p = point(IQ2_XXS_GRID, 8, usize::from(block[at + k]));
+        for (k, eight) in run.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let p = point(IQ2_XXS_GRID, usize::from(block[at + k]));
             signed(scale, p, signs(packed >> (7 * k)), eight);
         }
     }
@@ -51,23 +53,23 @@ pub fn iq2_xxs(block: &[u8], out: &mut [f32]) {
 /// IQ2_XS: f16 d; 32 u16 of a 9-bit point and a 7-bit sign index; 8 bytes of scale nibbles, one per 16 elements.
 pub fn iq2_xs(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
-    for (k, eight) in out.chunks_exact_mut(8).enumerate() {
+    for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let code = u16_at(block, 2 + 2 * k);
         let nibble = block[66 + k / 4] >> (4 * (k / 2 % 2)) & 15;
         let scale = d * (0.5 + f32::from(nibble)) * 0.25;
-        signed(scale, point(IQ2_XS_GRID, 8, usize::from(code & 511)), signs(u32::from(code >> 9)), eight);
+        signed(scale, point(IQ2_XS_GRID, usize::from(code & 511)), signs(u32::from(code >> 9)), eight);
     }
 }
 
 /// IQ2_S: f16 d; 32 low index bytes, 32 sign bytes, 8 bytes of high index bits, 8 bytes of scale nibbles.
 pub fn iq2_s(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
-    for (k, eight) in out.chunks_exact_mut(8).enumerate() {
+    for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let high = usize::from(block[66 + k / 4] >> (2 * (k % 4)) & 3);
         let index = usize::from(block[2 + k]) | high << 8;
         let nibble = block[74 + k / 4] >> (4 * (k / 2 % 2)) & 15;
         let scale = d * (0.5 + f32::from(nibble)) * 0.25;
-        signed(scale, point(IQ2_S_GRID, 8, index), block[34 + k], eight);
+        signed(scale, point(IQ2_S_GRID, index), block[34 + k], eight);
     }
 }
 
@@ -77,12 +79,12 @@ pub fn iq3_xxs(block: &[u8], out: &mut [f32]) {
     for (group, run) in out.chunks_exact_mut(32).enumerate() {
         let packed = u32_at(block, 66 + group * 4);
         let scale = d * (0.5 + (packed >> 28) as f32) * 0.5;
-        for (k, eight) in run.chunks_exact_mut(8).enumerate() {
+        for (k, eight) in run.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let negative = signs(packed >> (7 * k));
             let at = 2 + group * 8 + k * 2;
-            let (first, second) = eight.split_at_mut(4);
-            signed(scale, point(IQ3_XXS_GRID, 4, usize::from(block[at])), negative, first);
-            signed(scale, point(IQ3_XXS_GRID, 4, usize::from(block[at + 1])), negative >> 4, second);
+            for (half, four) in eight.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                signed(scale, point(IQ3_XXS_GRID, usize::from(block[at + half])), negative >> (4 * half), four);
+            }
         }
     }
 }
@@ -90,17 +92,18 @@ pub fn iq3_xxs(block: &[u8], out: &mut [f32]) {
 /// IQ3_S: f16 d; 64 low index bytes, 8 bytes of ninth bits, 32 sign bytes, 4 bytes of scale nibbles, one per 32 elements.
 pub fn iq3_s(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
-    for (k, four) in out.chunks_exact_mut(4).enumerate() {
+    for (k, four) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let high = usize::from(block[66 + k / 8] >> (k % 8) & 1);
         let index = usize::from(block[2 + k]) | high << 8;
         let nibble = block[106 + k / 16] >> (4 * (k / 8 % 2)) & 15;
         let scale = d * (1.0 + 2.0 * f32::from(nibble));
-        signed(scale, point(IQ3_S_GRID, 4, index), block[74 + k / 2] >> (4 * (k % 2)), four);
+        signed(scale, point(IQ3_S_GRID, index), block[74 + k / 2] >> (4 * (k % 2)), four);
     }
 }
 
 /// `out = scale · (point + delta)`.
-fn shifted(scale: f32, delta: f32, point: &[u8], out: &mut [f32]) {
+#[inline(always)]
+fn shifted(scale: f32, delta: f32, point: &[u8; 8], out: &mut [f32; 8]) {
     for (o, coordinate) in out.iter_mut().zip(point) {
         *o = scale * (f32::from(coordinate.cast_signed()) + delta);
     }
@@ -116,9 +119,9 @@ pub fn iq1_s(block: &[u8], out: &mut [f32]) {
         let packed = u16_at(block, 34 + group * 2);
         let scale = d * (2.0 * f32::from(packed >> 12 & 7) + 1.0);
         let delta = if packed & 0x8000 == 0 { DELTA } else { -DELTA };
-        for (l, eight) in run.chunks_exact_mut(8).enumerate() {
+        for (l, eight) in run.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let index = usize::from(block[2 + group * 4 + l]) | usize::from(packed >> (3 * l) & 7) << 8;
-            shifted(scale, delta, point(IQ1_GRID, 8, index), eight);
+            shifted(scale, delta, point(IQ1_GRID, index), eight);
         }
     }
 }
@@ -128,12 +131,12 @@ pub fn iq1_m(block: &[u8], out: &mut [f32]) {
     let scales = [u16_at(block, 48), u16_at(block, 50), u16_at(block, 52), u16_at(block, 54)];
     let bits = scales.iter().enumerate().fold(0u16, |d, (i, s)| d | (s >> 12) << (4 * i));
     let d = half::f16::from_bits(bits).to_f32();
-    for (k, eight) in out.chunks_exact_mut(8).enumerate() {
+    for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let code = block[32 + k / 2] >> (4 * (k % 2)) & 15;
         let index = usize::from(block[k]) | usize::from(code & 7) << 8;
         let sixteen = k / 2;
         let scale = d * (2.0 * f32::from(scales[sixteen / 4] >> (3 * (sixteen % 4)) & 7) + 1.0);
         let delta = if code & 8 == 0 { DELTA } else { -DELTA };
-        shifted(scale, delta, point(IQ1_GRID, 8, index), eight);
+        shifted(scale, delta, point(IQ1_GRID, index), eight);
     }
 }

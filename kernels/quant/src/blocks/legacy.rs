@@ -24,26 +24,28 @@ pub fn q4_1(block: &[u8], out: &mut [f32]) {
 }
 
 /// The 5-bit codes of Q5_0 and Q5_1: nibbles with bit i of `high` on top of element i.
-fn five_bits(high: u32, nibbles: &[u8]) -> impl Iterator<Item = (usize, u8)> {
-    (0..N).map(move |i| {
-        let nibble = if i < N / 2 { nibbles[i] & 15 } else { nibbles[i - N / 2] >> 4 };
-        (i, nibble | (u8::from(high >> i & 1 == 1) << 4))
-    })
+fn five_bits(high: u32, nibbles: &[u8]) -> [u8; N] {
+    let mut codes = [0; N];
+    for (i, byte) in nibbles.iter().enumerate().take(N / 2) {
+        codes[i] = byte & 15 | ((high >> i & 1) as u8) << 4;
+        codes[i + N / 2] = byte >> 4 | ((high >> (i + N / 2) & 1) as u8) << 4;
+    }
+    codes
 }
 
 /// Q5_0: f16 d, u32 high bits, 16 bytes; y = d·(q − 16).
 pub fn q5_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
-    for (i, q) in five_bits(u32_at(block, 2), &block[6..22]) {
-        out[i] = d * f32::from(i16::from(q) - 16);
+    for (o, q) in out.iter_mut().zip(five_bits(u32_at(block, 2), &block[6..22])) {
+        *o = d * f32::from(i16::from(q) - 16);
     }
 }
 
 /// Q5_1: f16 d, f16 m, u32 high bits, 16 bytes; y = d·q + m.
 pub fn q5_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
-    for (i, q) in five_bits(u32_at(block, 4), &block[8..24]) {
-        out[i] = d * f32::from(q) + m;
+    for (o, q) in out.iter_mut().zip(five_bits(u32_at(block, 4), &block[8..24])) {
+        *o = d * f32::from(q) + m;
     }
 }
 

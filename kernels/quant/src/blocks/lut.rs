@@ -1,7 +1,7 @@
 //! 4-bit codes through a table of sixteen values.
 
 use super::{half_at, u16_at};
-use crate::float8::{e8m0_half, ue4m3_half};
+use crate::float8::{e2m1, e8m0_half, ue4m3_half};
 
 /// The value table of IQ4_NL and IQ4_XS.
 pub const IQ4: [f32; 16] = [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
@@ -9,13 +9,10 @@ pub const IQ4: [f32; 16] = [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -
 /// E2M1 values, doubled so that they are whole (code 8, minus zero, is plain zero as in ggml); the scales of MXFP4 and NVFP4 blocks are halved in turn.
 pub const E2M1_DOUBLED: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
-/// E2M1 as it is: sign, two exponent bits, one mantissa bit.
-pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-
 /// Packed pairs of safetensors: byte b holds element 2b in its low nibble and 2b + 1 in its high one. Scales lie beside them.
 pub fn e2m1_pairs(bytes: &[u8], out: &mut [f32]) {
     for (byte, pair) in bytes.iter().zip(out.as_chunks_mut::<2>().0) {
-        *pair = [E2M1[usize::from(byte & 15)], E2M1[usize::from(byte >> 4)]];
+        *pair = [e2m1(byte & 15), e2m1(byte >> 4)];
     }
 }
 
