@@ -342,6 +342,38 @@ fn broken_gguf_stubs_are_refused_by_name() {
     assert!(refused(&path).contains("the version"));
 }
 
+/// Scripts read these names.
+#[test]
+fn the_fields_of_a_verdict_keep_their_names() {
+    let root = tempfile::tempdir().expect("writable");
+    let keys = |value: &Value| -> Vec<String> { value.as_object().expect("an object").keys().cloned().collect() };
+    let passed = serde_json::to_value(look(&gguf(root.path(), 1, |_| {}))).expect("serialises");
+    assert_eq!(keys(&passed), ["path", "verdict", "reason", "checkpoint", "semantic"]);
+    let contents = [
+        "format",
+        "stub",
+        "files",
+        "tensors",
+        "bytes",
+        "layers",
+        "experts",
+        "types",
+        "parts",
+        "experts_by_layer",
+        "without_kernel",
+        "tokenizer_tokens",
+        "chat_template",
+        "eos_token_ids",
+        "skipped",
+        "narrowed",
+        "warnings",
+    ];
+    assert_eq!(keys(&passed["checkpoint"]), contents);
+    assert_eq!(keys(&passed["checkpoint"]["experts_by_layer"][0]), ["layer", "gate", "up", "down", "bytes"]);
+    let failed = serde_json::to_value(look(&root.path().join("nowhere"))).expect("serialises");
+    assert_eq!((keys(&failed), &failed["verdict"], failed["checkpoint"].is_null()), (keys(&passed), &Value::from("REFUSED"), true));
+}
+
 #[test]
 fn a_device_without_kernels_is_a_refusal() {
     let root = tempfile::tempdir().expect("writable");
