@@ -3,6 +3,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`backend`] | the [`Backend`] trait: what the step loop may ask of a device |
+//! | [`cuda`] | the backend for NVIDIA GPUs: kernels of `kernels/cuda`, opened at run time |
 //! | [`cpu`] | the backend for this machine's cores: vectors by run-time detection, a thread pool |
 //! | [`mod@conformance`] | one suite for every backend, against the reference in f64 |
 //! | [`support`] | which stored types each kind of device computes with |
@@ -13,6 +14,7 @@
 pub mod backend;
 pub mod conformance;
 pub mod cpu;
+pub mod cuda;
 pub mod reference;
 pub mod support;
 

@@ -31,6 +31,8 @@ struct Findings {
     memory_free_bytes: Option<u64>,
     /// All cores together, from memory.
     memory_read_gb_per_s: f64,
+    /// NVIDIA GPUs, or why there are none to use.
+    cuda: Vec<String>,
     /// 8 KiB each way, TCP_NODELAY on both sides.
     loopback_p50_us: f64,
     loopback_p99_us: f64,
@@ -54,6 +56,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         instruction_sets: instruction_sets(),
         memory_free_bytes: memory::free().map(|free| free.bytes),
         memory_read_gb_per_s: probe::read_bandwidth() / 1e9,
+        cuda: cuda(),
         loopback_p50_us: micros(percentile(&fast, 50)),
         loopback_p99_us: micros(percentile(&fast, 99)),
         loopback_nagle_p50_us: micros(percentile(&slow, 50)),
@@ -86,12 +89,29 @@ impl fmt::Display for Findings {
             writeln!(f, "memory        {} GiB free", gib(bytes))?;
         }
         writeln!(f, "              {:.1} GB/s read by all cores", self.memory_read_gb_per_s)?;
+        for device in &self.cuda {
+            writeln!(f, "gpu           {device}")?;
+        }
         writeln!(f, "loopback      8 KiB round trip {:.0} us p50, {:.0} us p99", self.loopback_p50_us, self.loopback_p99_us)?;
         writeln!(f, "              {:.0} us p50 without TCP_NODELAY (Tandem sets it on both sides)", self.loopback_nagle_p50_us)?;
         for problem in &self.problems {
             writeln!(f, "problem       {problem}")?;
         }
         if self.problems.is_empty() { writeln!(f, "no problems found") } else { Ok(()) }
+    }
+}
+
+/// The GPUs and whether kernels can be compiled; that there are none is no problem.
+fn cuda() -> Vec<String> {
+    use tandem_kernels::cuda::probe;
+    match probe::devices() {
+        Ok(found) if found.is_empty() => vec!["none (the CUDA driver sees no device)".to_owned()],
+        Ok(found) => {
+            let nvrtc = if probe::has_nvrtc() { "NVRTC compiles kernels" } else { "no NVRTC: only kernels of a pack or the cache can be used" };
+            let driver = found[0].driver;
+            found.iter().map(ToString::to_string).chain([format!("driver for CUDA {driver}; {nvrtc}")]).collect()
+        }
+        Err(error) => vec![format!("none to use: {error}")],
     }
 }
 

@@ -25,7 +25,7 @@ pub enum Error {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// A device that this build does not have.
-    #[error("--device {got}: needed cpu or reference")]
+    #[error("--device {got}: needed cpu, cuda:N or reference")]
     Device {
         /// What was asked for.
         got: String,

@@ -27,7 +27,7 @@ pub enum Error {
         shard: Shard,
     },
     /// Not a device.
-    #[error("device {got:?}: needed cpu or reference")]
+    #[error("device {got:?}: needed cpu, cuda:N or reference")]
     Device {
         /// What was given.
         got: String,

@@ -2,6 +2,7 @@
 //!
 //! Neighbours: `batcher.rs` has the buffers, `bank.rs` the weights; `tandem plan` and `tandem up` ask here.
 
+use tandem_kernels::cuda;
 use tandem_model::{
     Checkpoint, Geometry, Shard,
     budget::{Needs, Room, Short, fits},
@@ -19,18 +20,22 @@ pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize) -> Need
     Needs { weights: shards.iter().map(|shard| checkpoint.shard_bytes(shard)).sum(), ..pools(checkpoint.geometry(), max_rows) }
 }
 
-/// The memory of this machine that the process may use; `None` where it cannot be known.
-pub fn room() -> Option<Room> {
+/// The memory behind a device that the process may use; `None` where it cannot be known.
+pub fn room(device: &str) -> Option<Room> {
+    if let Some(ordinal) = cuda::ordinal(device) {
+        let found = cuda::probe::device(ordinal).ok()?;
+        return Some(Room { device: device.to_owned(), bytes: found.memory, origin: format!("all that {} has", found.name) });
+    }
     memory::free().map(|free| Room { device: "cpu".to_owned(), bytes: free.bytes, origin: free.bound.to_string() })
 }
 
-/// Refuses what does not fit this machine, before anything is loaded. `paging`: weights may stay on disk.
+/// Refuses what does not fit a device, before anything is loaded. `paging`: weights may stay on disk.
 ///
 /// # Errors
 /// [`Short`], with what would work.
-pub fn check(name: &str, needs: Needs, paging: bool) -> Result<(), Short> {
+pub fn check(name: &str, device: &str, needs: Needs, paging: bool) -> Result<(), Short> {
     const HINT: &str = "use a machine with more memory, fewer layers or experts per worker, lower --kv-tokens and --max-batch, or \
                         --allow-paging to read weights from disk as they are needed (slow)";
-    let Some(room) = room() else { return Ok(()) };
+    let Some(room) = room(device) else { return Ok(()) };
     fits(&[(name, needs)], &room, paging).map_err(|short| Short { hint: HINT.to_owned(), ..short })
 }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tandem_kernels::{
     Backend, Precision,
     cpu::{CpuBackend, CpuOptions},
+    cuda::{self, CudaBackend},
     reference::ReferenceBackend,
 };
 use tandem_model::{Checkpoint, Shard};
@@ -68,7 +69,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
             let backend = Arc::new(ReferenceBackend::<f32>::new(config.precision));
             Worker::new(config, checkpoint, backend, latch).run(shutdown).await
         }
-        other => Err(Error::Device { got: other.to_owned() }),
+        other => match cuda::ordinal(other) {
+            Some(ordinal) => {
+                latch.close("opening the GPU and checking its kernels");
+                let precision = config.precision;
+                let backend = blocking(move || Ok(CudaBackend::checked(ordinal, precision)?)).await?;
+                Worker::new(config, checkpoint, Arc::new(backend), latch).run(shutdown).await
+            }
+            None => Err(Error::Device { got: other.to_owned() }),
+        },
     }
 }
 
@@ -187,7 +196,8 @@ impl<B: Backend> Worker<B> {
         let (checkpoint, backend) = (Arc::clone(&self.checkpoint), Arc::clone(&self.backend));
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
         let max_rows = (self.config.max_rows as usize).min(BATCH_ROWS);
-        memory::check(&self.config.name, memory::needs(&checkpoint, &shards, max_rows), self.config.allow_paging)?;
+        let needs = memory::needs(&checkpoint, &shards, max_rows);
+        memory::check(&self.config.name, &self.config.device, needs, self.config.allow_paging)?;
         self.status.lock().load(total);
         self.latch.close(format!("loading {:.2} GiB of experts", total as f64 / f64::from(1 << 30)));
         let shown = self.latch.progress();

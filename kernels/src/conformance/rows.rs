@@ -211,6 +211,13 @@ impl Mlp {
     }
 }
 
+impl Mlp {
+    /// A gated MLP of given matrices.
+    pub fn of(n: &mut Noise, rows: usize, source: ExpertSource) -> Self {
+        Self { rows, limit: n.pick(&[None, Some(0.5), Some(10.0)]), x: n.values(rows * source.gate.cols(), 0.0, 1.5), source }
+    }
+}
+
 impl RowCase for Mlp {
     const TOLERANCE: Tolerance = MLP_TOL;
 

@@ -71,6 +71,11 @@ impl CheckedIsa {
         Isa::available().contains(&isa).then_some(Self(isa))
     }
 
+    /// The best that this CPU has.
+    pub(super) fn best() -> Self {
+        Self::new(Isa::detect()).unwrap_or(Self(Isa::Portable))
+    }
+
     /// Which one.
     pub(super) fn isa(self) -> Isa {
         self.0

@@ -139,6 +139,24 @@ impl CpuBackend {
     }
 }
 
+/// Samples rows of logits that lie in host memory, for devices that leave it to the host.
+#[derive(Default)]
+pub(crate) struct RowSampler {
+    scratch: sampler::SampleScratch,
+}
+
+impl RowSampler {
+    /// With empty scratch.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Samples (or, with `forced`, judges) a row.
+    pub(crate) fn sample(&mut self, logits: &[f32], row: &crate::SampleRow) -> crate::Sampled {
+        sampler::sample(isa::CheckedIsa::best(), logits, row, &mut self.scratch)
+    }
+}
+
 /// The processor's name, for people.
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

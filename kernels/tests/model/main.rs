@@ -14,6 +14,7 @@ use safetensors::SafeTensors;
 use tandem_kernels::{
     Backend, Precision,
     cpu::{CpuBackend, CpuOptions},
+    cuda::{CudaBackend, CudaOptions},
     reference::ReferenceBackend,
 };
 use tandem_model::{
@@ -165,6 +166,30 @@ macro_rules! goldens {
 
 goldens!(reference, ReferenceBackend::<f32>::new(Precision::F32));
 goldens!(cpu, CpuBackend::new(CpuOptions::new(Precision::F32)).unwrap());
+
+/// Device 0 (or `TANDEM_TEST_CUDA`), where there is one.
+fn cuda() -> Option<CudaBackend> {
+    let wanted = std::env::var("TANDEM_TEST_CUDA").ok();
+    match CudaBackend::new(CudaOptions::new(wanted.as_deref().map_or(0, |w| w.parse().unwrap()), Precision::F32)) {
+        Ok(backend) => Some(backend),
+        Err(e) if wanted.is_none() => {
+            println!("SKIPPED, no CUDA device: {e}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// The goldens on a GPU.
+#[test]
+fn cuda_matches() {
+    let Some(backend) = cuda() else { return };
+    every_layer_matches(backend, Preset::Tiny, "tiny");
+    every_layer_matches(cuda().unwrap(), Preset::TinyB, "tiny-b");
+    prompts_and_continuations_match(cuda().unwrap(), Preset::Tiny, "tiny", &[1, 17, 70], 64);
+    prompts_and_continuations_match(cuda().unwrap(), Preset::Tiny, "tiny", &[3, 4], 1);
+    prompts_and_continuations_match(cuda().unwrap(), Preset::TinyB, "tiny-b", &[1, 3, 4, 17, 70, 200], 7);
+}
 
 /// The oracle must be nearer to the goldens than the tolerance by far: what is left is the goldens' own f32 noise.
 #[test]

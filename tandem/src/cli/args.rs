@@ -233,8 +233,8 @@ pub struct JoinArgs {
     /// Name of this worker, unique in the instance; a worker that joins under a known name replaces it [default: role and host]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Device to compute on
-    #[arg(long, value_enum, default_value = "cpu")]
+    /// Device to compute on: cpu, cuda:N, or reference (the slow, obvious formulas, for checking)
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
     /// Serve /livez /readyz /metrics /version here
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
@@ -265,11 +265,12 @@ pub struct UpArgs {
     /// Limits.
     #[command(flatten)]
     pub limits: AttnLimits,
-    /// Device of the attention worker
-    #[arg(long, value_enum, default_value = "cpu", help_heading = "Devices")]
+    /// Device of the attention worker: cpu, cuda:N, or reference (the slow, obvious formulas, for checking)
+    #[arg(long, default_value = "cpu", value_name = "DEVICE", help_heading = "Devices")]
     pub attn: Device,
-    /// Devices of the expert workers, one worker each, comma-separated [default: cpu, or none with --resident-layers all]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "DEVICES", help_heading = "Devices")]
+    /// Devices of the expert workers, one worker each, comma-separated: cpu, cuda:N, reference, or none [default: cpu; none with
+    /// --resident-layers all; with --attn cuda:N another GPU, or none and everything resident where there is but one]
+    #[arg(long, value_delimiter = ',', value_name = "DEVICES", help_heading = "Devices")]
     pub experts: Vec<ExpertDevice>,
     /// Cores.
     #[command(flatten)]

@@ -150,21 +150,38 @@ pub enum Dtype {
     F32,
 }
 
-/// A device that a worker computes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// A device that a worker computes on: `cpu`, `cuda:N`, or `reference`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// This machine's CPU
     Cpu,
+    /// One of this machine's NVIDIA GPUs
+    Cuda(usize),
     /// The slow, obvious formulas, for checking
     Reference,
 }
 
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "reference" => Ok(Self::Reference),
+            Some(("cuda", number)) if number.parse::<u16>().is_ok() => Ok(Self::Cuda(number.parse().unwrap_or_default())),
+            _ => Err(format!("{text:?} is no device; write cpu, cuda:N (N counts the GPUs from 0), or reference")),
+        }
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cpu => "cpu",
-            Self::Reference => "reference",
-        })
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Reference => f.write_str("reference"),
+        }
     }
 }
 
@@ -186,23 +203,31 @@ impl From<Kind> for tandem_kernels::DeviceKind {
     }
 }
 
-/// A device of an expert worker in `tandem up --experts`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// A device of an expert worker in `tandem up --experts`; `none`: no expert worker at all, with --resident-layers all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertDevice {
-    /// This machine's CPU
-    Cpu,
-    /// The slow, obvious formulas, for checking
-    Reference,
-    /// No expert worker at all, with --resident-layers all
+    /// A worker on this device
+    On(Device),
+    /// No worker
     None,
+}
+
+impl FromStr for ExpertDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::None);
+        }
+        text.parse().map(Self::On).map_err(|error: String| error.replace("or reference", "reference, or none"))
+    }
 }
 
 impl ExpertDevice {
     /// The device; nothing for none.
     pub fn device(self) -> Option<Device> {
         match self {
-            Self::Cpu => Some(Device::Cpu),
-            Self::Reference => Some(Device::Reference),
+            Self::On(device) => Some(device),
             Self::None => None,
         }
     }
@@ -336,6 +361,22 @@ impl ReasoningFields {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_parse_and_print() {
+        for (text, device) in [("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:11", Device::Cuda(11)), ("reference", Device::Reference)] {
+            assert_eq!(text.parse(), Ok(device));
+            assert_eq!(device.to_string(), text);
+            assert_eq!(text.parse(), Ok(ExpertDevice::On(device)));
+        }
+        assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
+        assert_eq!("none".parse(), Ok(ExpertDevice::None));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "none"] {
+            let error = text.parse::<Device>().expect_err(text);
+            assert!(error.contains("cuda:N"), "{error}");
+        }
+        assert!("tpu".parse::<ExpertDevice>().expect_err("tpu").contains("none"));
+    }
 
     #[test]
     fn durations_parse_and_print() {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tandem_kernels::DeviceKind;
+use tandem_kernels::{DeviceKind, cuda::probe::Found};
 use tandem_model::budget::Room;
 use tandem_runtime::memory;
 
@@ -40,6 +40,13 @@ impl DeviceSpec {
 pub fn this_machine() -> Option<Device> {
     let free = memory::free()?;
     Some(Device { kind: DeviceKind::Cpu, room: room("cpu", DeviceKind::Cpu, free.bytes, &free.bound.to_string()), bandwidth: None })
+}
+
+/// A GPU of this machine; the bandwidth is not known.
+pub fn gpu(found: &Found) -> Device {
+    let name = format!("cuda:{}", found.ordinal);
+    let origin = format!("of {} GiB on {}", crate::bytes::gib(found.memory), found.name);
+    Device { kind: DeviceKind::Cuda, room: room(&name, DeviceKind::Cuda, found.memory, &origin), bandwidth: None }
 }
 
 fn room(name: &str, kind: DeviceKind, memory: u64, origin: &str) -> Room {

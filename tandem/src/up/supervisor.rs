@@ -18,13 +18,14 @@ use super::{
     child::{Child, Note, Spec},
     children::{self, Recipe},
     cores::{self, Share},
+    devices,
     progress::{self, Loading, say},
     restart::{Cause, History, Verdict},
 };
 use crate::{
     cli::{
         UpArgs,
-        values::{Device, ExpertDevice, LogFormat},
+        values::{Device, LogFormat},
     },
     failure::Failure,
     model,
@@ -53,6 +54,9 @@ pub async fn run(args: UpArgs, settings: &[Setting]) -> Result<(), Failure> {
     let started = Instant::now();
     check_port(&args.http.host, args.http.port)?;
     let prepared = prepare(&args).await?;
+    for note in &prepared.notes {
+        say(note);
+    }
     say(&prepared.plan);
 
     let recipe = Recipe {
@@ -95,6 +99,10 @@ struct Prepared {
     model: model::Located,
     plan: String,
     max_seq_len: u64,
+    /// What was found and chosen, for the user.
+    notes: Vec<String>,
+    /// The coordinator is told that all experts are resident.
+    all_resident: bool,
     /// Names and devices of the expert workers.
     experts: Vec<(String, Device)>,
     attn_share: Share,
@@ -111,20 +119,16 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     let model = model::locate(&args.model, args.http.served_model_name.as_deref())?;
     let checkpoint = Checkpoint::open(&model.dir).map_err(|error| Failure::config(error.to_string()))?;
     let resident = args.split.resident()?;
-    let devices: Vec<Device> = match args.experts.as_slice() {
-        [] if matches!(resident, tandem_model::Resident::All) => Vec::new(),
-        [] => vec![Device::Cpu],
-        [_, _, ..] if args.experts.contains(&ExpertDevice::None) => {
-            return Err(Failure::usage("--experts: none stands alone; give devices or none, not both"));
-        }
-        some => some.iter().filter_map(|device| device.device()).collect(),
-    };
-    // All workers of one machine share its memory.
+    let choice = devices::choose(args.attn, &args.experts, &resident)?;
+    let resident = if choice.all_resident { tandem_model::Resident::All } else { resident };
+    let devices = choice.experts;
+    // All workers on the CPU share its memory; each GPU has its own.
+    let (here, on) = devices::rooms([args.attn].iter().chain(&devices))?;
     let sizes = Sizes::of(&checkpoint);
     let limits = plan::limits(&args.limits, checkpoint.geometry())?;
     let ask = Ask {
-        attn: 0,
-        experts: vec![0; devices.len()],
+        attn: on[0],
+        experts: on[1..].to_vec(),
         split: args.split.split.into(),
         resident,
         limits,
@@ -134,13 +138,21 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         prefixes: plan::prefixes(&args.limits, checkpoint.geometry(), args.model.dtype.into())?,
     };
     let layout = plan::layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
-    let here: Vec<_> = plan::device::this_machine().into_iter().collect();
     let lines = plan::text::lines(&sizes, &layout, &here);
     plan::check(&sizes, &layout, &here).map_err(|short| plan::refusal(&short))?;
     let experts: Vec<(String, Device)> =
         devices.into_iter().enumerate().map(|(index, device)| (format!("experts-{index}"), device)).collect();
     let (attn_share, expert_shares) = cores::shares(&args.compute, args.split.split, experts.len());
-    Ok(Prepared { model, plan: lines.trim_end().to_owned(), max_seq_len: limits.max_seq_len as u64, attn_share, expert_shares, experts })
+    Ok(Prepared {
+        model,
+        plan: lines.trim_end().to_owned(),
+        max_seq_len: limits.max_seq_len as u64,
+        notes: choice.notes,
+        all_resident: choice.all_resident,
+        attn_share,
+        expert_shares,
+        experts,
+    })
 }
 
 /// Fails early, and with the holder's name, where the port is taken. The coordinator binds it a moment later.
@@ -180,7 +192,11 @@ struct Instance {
 impl Instance {
     /// Starts everything and keeps it running until a drain is asked for.
     async fn serve(&mut self, recipe: &Recipe<'_>, prepared: &Prepared, args: &UpArgs, shutdown: &Shutdown) -> Result<(), Failure> {
-        self.add(recipe.serve())?;
+        let mut serve = recipe.serve();
+        if prepared.all_resident {
+            children::set(&mut serve, "resident-layers", "all");
+        }
+        self.add(serve)?;
         let deadline = tokio::time::Instant::now() + CONTROL_TIMEOUT;
         let mut workers_started = false;
         let mut refresh = tokio::time::interval(progress::INTERVAL);

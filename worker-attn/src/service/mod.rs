@@ -25,6 +25,7 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 use tandem_kernels::{
     Backend, Precision,
     cpu::{CpuBackend, CpuOptions},
+    cuda::{self, CudaBackend},
     reference::ReferenceBackend,
 };
 use tandem_model::{Checkpoint, Shard};
@@ -92,7 +93,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
             let backend = Arc::new(ReferenceBackend::<f32>::new(config.precision));
             Worker::new(config, limits, checkpoint, backend, latch).run(shutdown).await
         }
-        other => Err(Error::Device { got: other.to_owned() }),
+        other => match cuda::ordinal(other) {
+            Some(ordinal) => {
+                latch.close("opening the GPU and checking its kernels");
+                let precision = config.precision;
+                let backend = blocking(move || Ok(CudaBackend::checked(ordinal, precision)?)).await?;
+                Worker::new(config, limits, checkpoint, Arc::new(backend), latch).run(shutdown).await
+            }
+            None => Err(Error::Device { got: other.to_owned() }),
+        },
     }
 }
 
@@ -185,7 +194,7 @@ impl<B: Backend> Worker<B> {
     async fn load_model(&self, local: Vec<Shard>) -> Result<Model<B>, Error> {
         let threads = self.config.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
         let needs = crate::memory::needs(&self.checkpoint, self.limits, self.config.precision, &local, threads);
-        tandem_worker_experts::memory::check(&self.config.name, needs, self.config.allow_paging)?;
+        tandem_worker_experts::memory::check(&self.config.name, &self.config.device, needs, self.config.allow_paging)?;
         self.latch.close("loading weights");
         let (backend, checkpoint, status) = (Arc::clone(&self.backend), Arc::clone(&self.checkpoint), Arc::clone(&self.status));
         let shown = self.latch.progress();

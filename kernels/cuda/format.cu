@@ -1,0 +1,173 @@
+// Products with weights of one stored type, compiled once per type (-DWEIGHT=...): scalar for exact f32, on the matrix units for bf16.
+// Neighbours: mma.cuh (the order of sums), experts.cu (grouping of rows), cuda/ops.rs (which kernel when).
+#include "mma.cuh"
+
+// Which rows of activations go through which matrix. Without tiles, tile y is rows [y*8*NT, ...) through the one matrix; with them, tile y
+// is `tiles[1 + 3*y ...] = (expert, first, count)` over `order`, whose entries number outputs; the input row is entry / divide.
+struct Tokens {
+    const int* tiles;
+    const int* order;
+    int divide;
+    int rows;
+};
+
+struct Tile {
+    int expert, first, count;
+};
+
+DEVICE bool tile_of(const Tokens& t, int size, Tile* out) {
+    int y = block_y();
+    if (t.tiles) {
+        if (y >= t.tiles[0]) return false;
+        out->expert = t.tiles[1 + 3 * y];
+        out->first = t.tiles[2 + 3 * y];
+        out->count = t.tiles[3 + 3 * y];
+        return true;
+    }
+    out->expert = 0;
+    out->first = y * size;
+    out->count = min_of(size, t.rows - y * size);
+    return out->count > 0;
+}
+DEVICE int entry(const Tokens& t, const Tile& tile, int i) { return t.order ? t.order[tile.first + i] : tile.first + i; }
+
+// out[row, o] = x[row] . w[o]: a warp per output, lanes over K, eight rows at a time.
+KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, int wide, float* out, int out_stride, int round) {
+    Tile tile;
+    if (!tile_of(t, 8, &tile)) return;
+    int o = block_x() * 8 + (tid() >> 5);
+    if (o >= m.rows) return;
+    Row r = row_of(m, tile.expert, o);
+    for (int i0 = 0; i0 < tile.count; i0 += 8) {
+        int n = min_of(8, tile.count - i0);
+        float acc[8];
+        const float* rows[8];
+        UNROLL for (int i = 0; i < 8; i++) {
+            acc[i] = 0.0f;
+            rows[i] = x + (long long)(i < n ? entry(t, tile, i0 + i) / t.divide : 0) * x_stride;
+        }
+        for (int k = lane_id() * 8; k < m.cols; k += 256) {
+            float w[8];
+            load8<WEIGHT>(m, r, k, w);
+            UNROLL for (int i = 0; i < 8; i++) {
+                if (i < n) {
+                    float v[8];
+                    load8_row(rows[i], k, m.cols, wide, v);
+                    UNROLL for (int j = 0; j < 8; j++) acc[i] = fma_of(w[j], round ? round_bf16(v[j]) : v[j], acc[i]);
+                }
+            }
+        }
+        UNROLL for (int i = 0; i < 8; i++) {
+            float v = warp_sum(acc[i]) * r.late;
+            if (i < n && lane_id() == 0) out[(long long)entry(t, tile, i0 + i) * out_stride + o] = v;
+        }
+    }
+}
+
+#if TANDEM_MMA && WEIGHT >= 2
+
+// Rows of x for this lane: row g of each tile of 8.
+template <int NT, bool XB>
+DEVICE void lane_rows(const Tokens& t, const Tile& tile, const u8* x, int x_stride, int i0, const u8** rows) {
+    UNROLL for (int j = 0; j < NT; j++) {
+        int i = i0 + j * 8 + (lane_id() >> 2);
+        rows[j] = i < tile.count ? x + (long long)(entry(t, tile, i) / t.divide) * x_stride * (XB ? 2 : 4) : (const u8*)0;
+    }
+}
+
+// Adds the warps' sums in order; `at` numbers (tile of 8 rows, lane, register).
+DEVICE float joined(const float* sums, int size, int at) {
+    float v = 0.0f;
+    for (int w = 0; w < threads() >> 5; w++) v += sums[w * size + at];
+    return v;
+}
+
+template <int NT, bool XB>
+DEVICE void linear_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float* out, int out_stride) {
+    SHARED float sums[8 * NT * 128];
+    SHARED float late[16]; // factors of the tile's rows
+    Tile tile;
+    if (!tile_of(t, NT * 8, &tile)) return;
+    int o0 = block_x() * 16, warp = tid() >> 5, g = lane_id() >> 2;
+    Row ra = row_of(m, tile.expert, min_of(o0 + g, m.rows - 1)), rb = row_of(m, tile.expert, min_of(o0 + g + 8, m.rows - 1));
+    if (tid() < 32 && (lane_id() & 3) == 0) {
+        late[g] = ra.late * Format<WEIGHT>::LATE;
+        late[8 + g] = rb.late * Format<WEIGHT>::LATE;
+    }
+    int steps = div_up(m.cols, Format<WEIGHT>::STEP), share = div_up(steps, threads() >> 5);
+    for (int i0 = 0; i0 < tile.count; i0 += NT * 8) {
+        const u8* rows[NT];
+        lane_rows<NT, XB>(t, tile, x, x_stride, i0, rows);
+        float acc[NT][4] = {};
+        product<WEIGHT, NT, XB>(m, ra, rb, rows, warp * share, min_of(steps, (warp + 1) * share), acc);
+        UNROLL for (int j = 0; j < NT; j++)
+            UNROLL for (int c = 0; c < 4; c++) sums[warp * NT * 128 + j * 128 + lane_id() * 4 + c] = acc[j][c];
+        barrier();
+        for (int at = tid(); at < NT * 128; at += threads()) {
+            int lane = (at >> 2) & 31, c = at & 3;
+            int o = o0 + (lane >> 2) + ((c >> 1) << 3), i = i0 + (at >> 7) * 8 + ((lane & 3) << 1) + (c & 1);
+            if (o < m.rows && i < tile.count) out[(long long)entry(t, tile, i) * out_stride + o] = joined(sums, NT * 128, at) * late[o - o0];
+        }
+        barrier();
+    }
+}
+
+// hidden[row, h] = swiglu(x[row] . gate[h], x[row] . up[h]) as bf16; gate lies over up: rows h and half + h. A block owns 8 of them. Rows of
+// hidden are `padded` wide, with zeros behind.
+template <int NT, bool XB>
+DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float limit, u16* hidden, int padded) {
+    SHARED float sums[8 * NT * 128];
+    SHARED float late[16]; // factors of the tile's rows
+    Tile tile;
+    if (!tile_of(t, NT * 8, &tile)) return;
+    int half = m.rows >> 1, h0 = block_x() * 8, warp = tid() >> 5, g = lane_id() >> 2, h = min_of(h0 + g, half - 1);
+    Row ra = row_of(m, tile.expert, h), rb = row_of(m, tile.expert, half + h);
+    if (tid() < 32 && (lane_id() & 3) == 0) {
+        late[g] = ra.late * Format<WEIGHT>::LATE;
+        late[8 + g] = rb.late * Format<WEIGHT>::LATE;
+    }
+    int steps = div_up(m.cols, Format<WEIGHT>::STEP), share = div_up(steps, threads() >> 5);
+    for (int i0 = 0; i0 < tile.count; i0 += NT * 8) {
+        const u8* rows[NT];
+        lane_rows<NT, XB>(t, tile, x, x_stride, i0, rows);
+        float acc[NT][4] = {};
+        product<WEIGHT, NT, XB>(m, ra, rb, rows, warp * share, min_of(steps, (warp + 1) * share), acc);
+        UNROLL for (int j = 0; j < NT; j++)
+            UNROLL for (int c = 0; c < 4; c++) sums[warp * NT * 128 + j * 128 + lane_id() * 4 + c] = acc[j][c];
+        barrier();
+        for (int n = tid(); n < NT * 64; n += threads()) {
+            int row = n & 7, col = n >> 3; // of the 8 hidden; of the NT*8 activation rows
+            int at = (col >> 3) * 128 + (row * 4 + ((col & 7) >> 1)) * 4 + (col & 1), i = i0 + col;
+            if (i < tile.count) {
+                u16* to = hidden + (long long)entry(t, tile, i) * padded;
+                float gate = joined(sums, NT * 128, at) * late[row], up = joined(sums, NT * 128, at + 2) * late[8 + row];
+                if (h0 + row < half) to[h0 + row] = to_bf16(swiglu(gate, up, limit));
+                if (h0 + 8 >= half && row == 0)
+                    for (int h = half; h < padded; h++) to[h] = 0;
+            }
+        }
+        barrier();
+    }
+}
+
+#define LINEAR(name, NT, XB) \
+    KERNEL BOUNDS(256) name(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
+        linear_tile<NT, XB>(m, t, x, x_stride, out, out_stride); \
+    }
+LINEAR(linear_1_f32, 1, false)
+LINEAR(linear_2_f32, 2, false)
+LINEAR(linear_1_bf16, 1, true)
+LINEAR(linear_2_bf16, 2, true)
+LINEAR(linear_8_bf16, 8, true)
+
+#define GLU(name, NT, XB) \
+    KERNEL BOUNDS(256) name(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
+        glu_tile<NT, XB>(m, t, x, x_stride, limit, hidden, padded); \
+    }
+GLU(glu_1_f32, 1, false)
+GLU(glu_2_f32, 2, false)
+GLU(glu_1_bf16, 1, true)
+GLU(glu_2_bf16, 2, true)
+GLU(glu_8_bf16, 8, true)
+
+#endif

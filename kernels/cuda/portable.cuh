@@ -1,0 +1,154 @@
+// The one dialect that every kernel is written in: CUDA C++ through NVRTC without any header, and AMD's gfx11 through clang's HIP without
+// any header. Neighbours: weights.cuh (stored types), mma.cuh (matrix units), the .cu files (kernels).
+//
+// Rules: warps of 32; no float atomics; sums in an order that the shape alone decides; no library calls beyond what is named here.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef __HIP__
+
+#define TANDEM_MMA 0
+#define KERNEL extern "C" __attribute__((global)) void
+#define DEVICE static inline __attribute__((device)) __attribute__((always_inline))
+#define SHARED __attribute__((shared))
+#define UNROLL _Pragma("unroll")
+#define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define RESTRICT __restrict__
+
+struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
+struct __attribute__((aligned(16))) uint4 { u32 x, y, z, w; };
+struct __attribute__((aligned(8))) uint2 { u32 x, y; };
+
+DEVICE int tid() { return (int)__builtin_amdgcn_workitem_id_x(); }
+DEVICE int block_x() { return (int)__builtin_amdgcn_workgroup_id_x(); }
+DEVICE int block_y() { return (int)__builtin_amdgcn_workgroup_id_y(); }
+DEVICE int block_z() { return (int)__builtin_amdgcn_workgroup_id_z(); }
+DEVICE int threads() { return (int)__builtin_amdgcn_workgroup_size_x(); }
+DEVICE void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }
+DEVICE int lane_id() { return tid() & 31; }
+DEVICE u32 shuffle_bits(u32 v, int from) { return (u32)__builtin_amdgcn_ds_bpermute(from << 2, (int)v); }
+DEVICE float as_float(u32 v) { return __builtin_bit_cast(float, v); }
+DEVICE u32 as_bits(float v) { return __builtin_bit_cast(u32, v); }
+DEVICE float shuffle(float v, int from) { return as_float(shuffle_bits(as_bits(v), from)); }
+DEVICE float exp_of(float x) { return __builtin_exp2f(x * 1.44269504088896340736f); }
+DEVICE float log_of(float x) { return __builtin_log2f(x) * 0.69314718055994530942f; }
+DEVICE float sqrt_of(float x) { return __builtin_sqrtf(x); }
+DEVICE float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float half_to_float(u16 v) { return (float)__builtin_bit_cast(_Float16, v); }
+DEVICE uint4 load_stream16(const void* p) { return *(const uint4*)p; }
+DEVICE uint2 load_stream8(const void* p) { return *(const uint2*)p; }
+DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, __ATOMIC_RELAXED); }
+
+#else
+
+#define TANDEM_MMA 1
+#define KERNEL extern "C" __global__ void
+#define DEVICE static __device__ __forceinline__
+#define SHARED __shared__
+#define UNROLL _Pragma("unroll")
+#define BOUNDS(threads) __launch_bounds__(threads)
+#define RESTRICT __restrict__
+
+DEVICE int tid() { return (int)threadIdx.x; }
+DEVICE int block_x() { return (int)blockIdx.x; }
+DEVICE int block_y() { return (int)blockIdx.y; }
+DEVICE int block_z() { return (int)blockIdx.z; }
+DEVICE int threads() { return (int)blockDim.x; }
+DEVICE void barrier() { __syncthreads(); }
+DEVICE void warp_barrier() { __syncwarp(); }
+DEVICE int lane_id() { return (int)threadIdx.x & 31; }
+DEVICE u32 shuffle_bits(u32 v, int from) { return __shfl_sync(0xffffffffu, v, from); }
+DEVICE float as_float(u32 v) { return __uint_as_float(v); }
+DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
+DEVICE float shuffle(float v, int from) { return __shfl_sync(0xffffffffu, v, from); }
+DEVICE float exp_of(float x) { return expf(x); }
+DEVICE float log_of(float x) { return logf(x); }
+DEVICE float sqrt_of(float x) { return sqrtf(x); }
+DEVICE float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float half_to_float(u16 v) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+    return f;
+}
+// Weights are read once per step: past L1, and through the read-only path.
+DEVICE uint4 load_stream16(const void* p) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+DEVICE uint2 load_stream8(const void* p) {
+    uint2 v;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+DEVICE int count_up(int* where, int by) { return atomicAdd(where, by); }
+
+#endif
+
+DEVICE float infinity() { return as_float(0x7f800000u); }
+DEVICE float not_a_number() { return as_float(0x7fc00000u); }
+DEVICE bool is_nan(float x) { return (as_bits(x) & 0x7fffffffu) > 0x7f800000u; }
+DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+DEVICE int max_of(int a, int b) { return a > b ? a : b; }
+DEVICE int div_up(int a, int b) { return (a + b - 1) / b; }
+
+// The smaller (larger) of two; a NaN in the first stays.
+DEVICE float at_most(float x, float limit) { return x > limit ? limit : x; }
+DEVICE float at_least(float x, float limit) { return x < limit ? limit : x; }
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+DEVICE float silu(float x) { return x * sigmoid(x); }
+// ln(1 + x) for x >= 0, exact for small x.
+DEVICE float log_1p(float x) {
+    float u = 1.0f + x;
+    return u == 1.0f ? x : log_of(u) * (x / (u - 1.0f));
+}
+DEVICE float softplus(float x) { return x > 20.0f ? x : log_1p(exp_of(x)); }
+
+// silu(min(gate, limit)) * clamp(up, +-limit); no limit: infinity.
+DEVICE float swiglu(float gate, float up, float limit) { return silu(at_most(gate, limit)) * at_most(at_least(up, -limit), limit); }
+
+// bf16: nearest, ties to even; NaN stays NaN.
+DEVICE u16 to_bf16(float x) {
+    u32 b = as_bits(x);
+    if (is_nan(x)) return (u16)((b >> 16) | 0x40u);
+    return (u16)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+DEVICE float from_bf16(u16 v) { return as_float((u32)v << 16); }
+DEVICE float round_bf16(float x) { return from_bf16(to_bf16(x)); }
+
+// A float as an unsigned integer of the same order, at least 1; NaN as -inf, -0 as 0.
+DEVICE u32 ordered(float x) {
+    x = is_nan(x) ? -infinity() : x + 0.0f;
+    u32 b = as_bits(x);
+    return (b >> 31) ? ~b : (b | 0x80000000u);
+}
+
+DEVICE float warp_sum(float v) {
+    UNROLL for (int m = 16; m > 0; m >>= 1) v += shuffle(v, lane_id() ^ m);
+    return v;
+}
+DEVICE float warp_max(float v) {
+    UNROLL for (int m = 16; m > 0; m >>= 1) v = at_least(v, shuffle(v, lane_id() ^ m));
+    return v;
+}
+
+// Sum over the block in a fixed order, for every thread. `room` holds a float per warp.
+DEVICE float block_sum(float v, float* room) {
+    v = warp_sum(v);
+    barrier();
+    if (lane_id() == 0) room[tid() >> 5] = v;
+    barrier();
+    float total = 0.0f;
+    for (int w = 0; w < threads() >> 5; w++) total += room[w];
+    return total;
+}

@@ -1,0 +1,90 @@
+// Ops that treat rows apart: embedding, norms, sums, conversions, and the activation between two products. Neighbours: cuda/ops.rs.
+#include "weights.cuh"
+
+// streams[r, n] = table[tokens[r]] for every stream n. A block per row.
+KERNEL BOUNDS(256) embed(Matrix table, const int* tokens, int streams, float* out) {
+    int r = block_x(), d = table.cols;
+    Row row = row_of(table, 0, tokens[r]);
+    for (int k = tid() * 8; k < d; k += threads() * 8) {
+        float w[8];
+        load8_any(table, row, k, w);
+        for (int n = 0; n < streams; n++) {
+            float* to = out + ((long long)r * streams + n) * d + k;
+            UNROLL for (int i = 0; i < 8; i++)
+                if (k + i < d) to[i] = w[i];
+        }
+    }
+}
+
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. A block per row.
+KERNEL BOUNDS(256) rms_norm(const float* x, int stride, int width, const float* weight, float eps, float* out) {
+    SHARED float room[32];
+    const float* row = x + (long long)block_x() * stride;
+    float* to = out + (long long)block_x() * width;
+    float sum = 0.0f;
+    for (int i = tid(); i < width; i += threads()) sum = fma_of(row[i], row[i], sum);
+    float scale = 1.0f / sqrt_of(block_sum(sum, room) / (float)width + eps);
+    for (int i = tid(); i < width; i += threads()) to[i] = row[i] * scale * weight[i];
+}
+
+// y += x.
+KERNEL BOUNDS(256) add(const float* x, float* y, long long n) {
+    long long i = (long long)block_x() * threads() + tid();
+    if (i < n) y[i] += x[i];
+}
+
+// Rows of the streams that somebody reads, as a kernel parameter.
+struct Chosen {
+    int rows[256];
+};
+
+// out[i] = rms_norm(mean over streams of streams[chosen[i]], norm). A block per chosen row.
+KERNEL BOUNDS(256) collapse(Chosen chosen, const float* streams, int n, int d, const float* norm, float eps, float* out) {
+    SHARED float room[32];
+    const float* s = streams + (long long)chosen.rows[block_x()] * n * d;
+    float* to = out + (long long)block_x() * d;
+    float sum = 0.0f;
+    for (int i = tid(); i < d; i += threads()) {
+        float v = 0.0f;
+        for (int k = 0; k < n; k++) v += s[k * d + i];
+        v /= (float)n;
+        to[i] = v;
+        sum = fma_of(v, v, sum);
+    }
+    float scale = 1.0f / sqrt_of(block_sum(sum, room) / (float)d + eps);
+    for (int i = tid(); i < d; i += threads()) to[i] = to[i] * scale * norm[i];
+}
+
+// Rows of f32 as bf16, padded with zeros to `padded` columns. A block per row.
+KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, u16* out, int padded) {
+    const float* row = x + (long long)block_x() * stride;
+    u16* to = out + (long long)block_x() * padded;
+    for (int i = tid(); i < padded; i += threads()) to[i] = i < cols ? to_bf16(row[i]) : (u16)0;
+}
+
+// hidden[r, i] = swiglu(gate[r, i], up[r, i]), where gate and up are the halves of rows `2 * half` wide; in place over gate.
+KERNEL BOUNDS(256) swiglu_rows(float* hidden, int half, float limit) {
+    float* row = hidden + (long long)block_x() * 2 * half;
+    for (int i = tid(); i < half; i += threads()) row[i] = swiglu(row[i], row[half + i], limit);
+}
+
+// Brings the nibbles of 4-bit words from file order (element i in nibble i) to where weights.cuh looks for them.
+KERNEL BOUNDS(256) order_nibbles(u32* words, long long n) {
+    long long i = (long long)block_x() * threads() + tid();
+    if (i >= n) return;
+    u32 from = words[i], to = 0;
+    UNROLL for (int k = 0; k < 8; k++) to |= ((from >> (4 * k)) & 15u) << (4 * place_of(k));
+    words[i] = to;
+}
+
+// Reads memory as fast as it goes: what other kernels are measured against. `out` is only written where a sum is one that never comes.
+KERNEL BOUNDS(512) read_all(const uint4* p, long long n, u32* out) {
+    u32 sum = 0;
+    long long step = (long long)threads() * 8;
+    for (long long i = (long long)block_x() * step; i < n; i += 1056ll * step) {
+        uint4 v[8];
+        UNROLL for (int k = 0; k < 8; k++) v[k] = load_stream16(p + i + k * threads() + tid());
+        UNROLL for (int k = 0; k < 8; k++) sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    if (sum == 0x9e3779b9u) *out = sum;
+}

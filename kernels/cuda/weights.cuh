@@ -1,0 +1,156 @@
+// Stored matrices: how rows of each type are laid out in device memory and read as f32. Neighbours: cuda/weight.rs lays them out so.
+//
+// A row's elements are contiguous, padded with zeros to a multiple of 128 elements, and start on 16 bytes.
+//
+// | type | elements | scales |
+// |---|---|---|
+// | F32, F16, BF16 | as stored | none |
+// | E4M3 | a byte each | f32 grid: one per `row block x 2^bshift columns`, offset for windows |
+// | NVFP4 | eight in a word, nibble `place_of(i)` is element i | an E4M3 byte per 16 |
+// | MXFP4 | the same | an E8M0 byte per 32 |
+// | Q8_0 | a signed byte each | an f16 per 32 |
+#pragma once
+#include "portable.cuh"
+
+enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6 };
+
+struct Matrix {
+    const u8* q;      // elements
+    const u8* s;      // scales, or null
+    const float* factors; // factors of runs of rows, or null: `global` for all
+    long long q_each; // bytes from one expert's elements to the next's
+    long long s_each; // the same for scales
+    float global;     // factor of every element
+    int rows;
+    int cols;    // without padding
+    int q_row;   // bytes from one row to the next
+    int s_row;   // bytes from one row of scales to the next
+    int brows;   // E4M3: rows per scale
+    int bshift;  // E4M3: log2 of columns per scale
+    int row_off; // E4M3: rows of the grid's first block that lie before this window
+    int col_off; // the same for columns
+    int type;
+    int factor_rows; // rows of a run
+    int factor_each; // runs of one expert
+    int unused;
+};
+
+// One row: where its elements and scales begin, and the factor that is left for the end of a product.
+struct Row {
+    const u8* q;
+    const u8* s;
+    float late;
+};
+
+DEVICE Row row_of(const Matrix& m, int expert, int row) {
+    Row r;
+    r.q = m.q + expert * m.q_each + (long long)row * m.q_row;
+    int srow = m.type == T_E4M3 ? (row + m.row_off) / m.brows : row;
+    r.s = m.s ? m.s + expert * m.s_each + (long long)srow * m.s_row : (const u8*)0;
+    r.late = m.factors ? m.factors[expert * m.factor_each + row / m.factor_rows] : m.global;
+    return r;
+}
+
+DEVICE float e4m3(u8 b) {
+    u32 v = b;
+    float f = as_float(((v & 0x80u) << 24) | ((v & 0x7fu) << 20)) * as_float(0x7b800000u); // 2^120
+    return (v & 0x7fu) == 0x7fu ? not_a_number() : f;
+}
+// 2^(b - 127), down to the denormal of b = 0.
+DEVICE float e8m0(u8 b) { return as_float(b == 0 ? 0x00400000u : (u32)b << 23); }
+// The four bits of an E2M1 number in the low nibble.
+DEVICE float e2m1(u32 n) { return as_float(((n & 8u) << 28) | ((n & 7u) << 22)) * as_float(0x7e800000u); } // 2^126
+
+// Where element i of eight lies in its word: so that one mask takes elements 0 and 1, the next shift 2 and 3, and so on, each pair into
+// the halves of a register.
+DEVICE int place_of(int i) { return ((i & 1) << 2) + 3 - (i >> 1); }
+
+// Elements [k, k + 8) of a row, k a multiple of 8, but for the row's `late` factor.
+DEVICE void load8_f32(const Matrix&, const Row& r, int k, float* w) {
+    const float4* p = (const float4*)(r.q + 4ll * k);
+    float4 a = p[0], b = p[1];
+    w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w;
+    w[4] = b.x; w[5] = b.y; w[6] = b.z; w[7] = b.w;
+}
+DEVICE void load8_f16(const Matrix&, const Row& r, int k, float* w) {
+    uint4 v = *(const uint4*)(r.q + 2ll * k);
+    u32 a[4] = {v.x, v.y, v.z, v.w};
+    UNROLL for (int i = 0; i < 4; i++) {
+        w[2 * i] = half_to_float((u16)a[i]);
+        w[2 * i + 1] = half_to_float((u16)(a[i] >> 16));
+    }
+}
+DEVICE void load8_bf16(const Matrix&, const Row& r, int k, float* w) {
+    uint4 v = *(const uint4*)(r.q + 2ll * k);
+    u32 a[4] = {v.x, v.y, v.z, v.w};
+    UNROLL for (int i = 0; i < 4; i++) {
+        w[2 * i] = as_float(a[i] << 16);
+        w[2 * i + 1] = as_float(a[i] & 0xffff0000u);
+    }
+}
+DEVICE void load8_e4m3(const Matrix& m, const Row& r, int k, float* w) {
+    uint2 v = *(const uint2*)(r.q + k);
+    const float* s = (const float*)r.s;
+    int last = (m.cols - 1 + m.col_off) >> m.bshift; // padding has no scale of its own
+    UNROLL for (int i = 0; i < 8; i++) {
+        u32 word = i < 4 ? v.x : v.y;
+        float f = e4m3((u8)(word >> (8 * (i & 3))));
+        w[i] = s ? f * s[min_of((k + i + m.col_off) >> m.bshift, last)] : f;
+    }
+}
+DEVICE void load8_nvfp4(const Matrix&, const Row& r, int k, float* w) {
+    u32 v = *(const u32*)(r.q + (k >> 1));
+    float f = e4m3(r.s[k >> 4]);
+    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
+}
+DEVICE void load8_mxfp4(const Matrix&, const Row& r, int k, float* w) {
+    u32 v = *(const u32*)(r.q + (k >> 1));
+    float f = e8m0(r.s[k >> 5]);
+    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
+}
+DEVICE void load8_q8_0(const Matrix&, const Row& r, int k, float* w) {
+    uint2 v = *(const uint2*)(r.q + k);
+    float d = half_to_float(((const u16*)r.s)[k >> 5]);
+    UNROLL for (int i = 0; i < 8; i++) {
+        u32 word = i < 4 ? v.x : v.y;
+        w[i] = d * (float)(signed char)(word >> (8 * (i & 3)));
+    }
+}
+
+template <int T>
+DEVICE void load8(const Matrix& m, const Row& r, int k, float* w) {
+    if constexpr (T == T_F32) load8_f32(m, r, k, w);
+    else if constexpr (T == T_F16) load8_f16(m, r, k, w);
+    else if constexpr (T == T_BF16) load8_bf16(m, r, k, w);
+    else if constexpr (T == T_E4M3) load8_e4m3(m, r, k, w);
+    else if constexpr (T == T_NVFP4) load8_nvfp4(m, r, k, w);
+    else if constexpr (T == T_MXFP4) load8_mxfp4(m, r, k, w);
+    else load8_q8_0(m, r, k, w);
+}
+
+// The whole element, with the type chosen at run time, for ops where the choice costs nothing beside the rest.
+DEVICE void load8_any(const Matrix& m, const Row& r, int k, float* w) {
+    switch (m.type) {
+        case T_F32: load8_f32(m, r, k, w); break;
+        case T_F16: load8_f16(m, r, k, w); break;
+        case T_BF16: load8_bf16(m, r, k, w); break;
+        case T_E4M3: load8_e4m3(m, r, k, w); break;
+        case T_NVFP4: load8_nvfp4(m, r, k, w); break;
+        case T_MXFP4: load8_mxfp4(m, r, k, w); break;
+        default: load8_q8_0(m, r, k, w); break;
+    }
+    if (r.late != 1.0f) {
+        UNROLL for (int i = 0; i < 8; i++) w[i] *= r.late;
+    }
+}
+
+// Eight values of a row of activations from column k on, zeros from `cols` on; `wide`: rows start on 16 bytes.
+DEVICE void load8_row(const float* x, int k, int cols, bool wide, float* v) {
+    if (wide && k + 8 <= cols) {
+        float4 a = *(const float4*)(x + k), b = *(const float4*)(x + k + 4);
+        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
+        v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+    } else {
+        UNROLL for (int i = 0; i < 8; i++) v[i] = k + i < cols ? x[k + i] : 0.0f;
+    }
+}

@@ -1,0 +1,411 @@
+//! The driver API behind handles that free themselves: the device's context and stream, memory, loaded kernels.
+//!
+//! Every call here comes after [`super::probe`] has seen the driver. Handles may be used from any thread: each call makes the context
+//! current first. One stream carries everything, so what was enqueued earlier is done earlier.
+
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_void},
+    sync::Arc,
+};
+
+use cudarc::driver::sys as cu;
+use parking_lot::Mutex;
+
+use super::{
+    compile::{self, Compiler, Unit},
+    probe::{Found, words},
+};
+use crate::BackendError;
+
+/// Turns a result of the driver into its words.
+pub(super) fn check(what: &str, result: cu::CUresult) -> Result<(), String> {
+    if result == cu::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{what}: {}", words(result))) }
+}
+
+/// An opened device.
+pub(super) struct Device {
+    name: String,
+    device: cu::CUdevice,
+    context: cu::CUcontext,
+    stream: cu::CUstream,
+}
+
+// SAFETY: the driver's handles are plain pointers that any thread may use once the context is current to it, which every call here sees to.
+unsafe impl Send for Device {}
+// SAFETY: as above; the driver locks where calls of several threads meet.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Retains the device's primary context and makes a stream.
+    pub(super) fn open(found: &Found) -> Result<Arc<Self>, String> {
+        let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: `found` was seen by the probe, so the driver is there and initialised; the places are ours.
+        unsafe {
+            check("cuDeviceGet", cu::cuDeviceGet(&raw mut device, found.ordinal as i32))?;
+            check("cuDevicePrimaryCtxRetain", cu::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+            check("cuCtxSetCurrent", cu::cuCtxSetCurrent(context))?;
+            let flags = cu::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", cu::cuStreamCreate(&raw mut stream, flags))?;
+        }
+        Ok(Arc::new(Self { name: format!("cuda:{}", found.ordinal), device, context, stream }))
+    }
+
+    /// Makes the context current to this thread.
+    pub(super) fn bind(&self) -> Result<(), String> {
+        // SAFETY: the context lives as long as this handle.
+        check("cuCtxSetCurrent", unsafe { cu::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Waits for the stream.
+    pub(super) fn sync(&self) -> Result<(), String> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as this handle.
+        check("the device failed", unsafe { cu::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Zeroed memory.
+    pub(super) fn alloc(self: &Arc<Self>, what: &str, bytes: usize) -> Result<Memory, BackendError> {
+        let failed = |reason| BackendError::Op { op: "alloc", device: self.name.clone(), reason };
+        self.bind().map_err(failed)?;
+        let bytes = bytes.max(16);
+        let mut at = 0;
+        // SAFETY: the context is current, the place is ours.
+        match unsafe { cu::cuMemAlloc_v2(&raw mut at, bytes) } {
+            cu::CUresult::CUDA_SUCCESS => {}
+            cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: as above.
+                let _ = unsafe { cu::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+                let (needed, available) = (bytes as u64, free as u64);
+                return Err(BackendError::OutOfMemory { what: what.to_owned(), needed, available, device: self.name.clone() });
+            }
+            error => return Err(failed(format!("cuMemAlloc: {}", words(error)))),
+        }
+        let memory = Memory { device: Arc::clone(self), at, bytes };
+        memory.clear(0, bytes).map_err(failed)?;
+        Ok(memory)
+    }
+
+    /// Copies to the device. Returns when the source may be used again, not when the copy is done.
+    ///
+    /// # Safety
+    /// `to..to + bytes.len()` lies inside of one allocation of this device that lives on. Where `bytes` is pinned, it stays untouched until
+    /// the stream has passed this point.
+    pub(super) unsafe fn copy_in(&self, bytes: &[u8], to: u64) -> Result<(), String> {
+        // SAFETY: the caller's promise; pageable memory is staged before the call returns.
+        check("copy to the device", unsafe { cu::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) })
+    }
+
+    /// Copies from the device and waits.
+    ///
+    /// # Safety
+    /// `from..from + bytes.len()` lies inside of one allocation of this device that lives on.
+    pub(super) unsafe fn copy_out(&self, from: u64, bytes: &mut [u8]) -> Result<(), String> {
+        // SAFETY: the caller's promise; the stream is waited for before `bytes` is looked at.
+        check("copy from the device", unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) })?;
+        self.sync()
+    }
+
+    /// Copies inside of the device.
+    ///
+    /// # Safety
+    /// Both ranges lie inside of allocations of this device that live on, and do not overlap.
+    pub(super) unsafe fn copy_within(&self, from: u64, to: u64, bytes: usize) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        check("copy on the device", unsafe { cu::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
+    }
+
+    /// Pinned host memory, which copies at full speed.
+    pub(super) fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, String> {
+        self.bind()?;
+        let mut at = std::ptr::null_mut();
+        // SAFETY: the context is current, the place is ours.
+        check("pinned memory", unsafe { cu::cuMemAllocHost_v2(&raw mut at, bytes) })?;
+        Ok(Pinned { device: Arc::clone(self), at: at.cast(), bytes })
+    }
+
+    /// Milliseconds that the device spends between two marks around `work`.
+    pub(super) fn timed(&self, work: impl FnOnce() -> Result<(), String>) -> Result<f32, String> {
+        self.bind()?;
+        let mut marks = [std::ptr::null_mut(); 2];
+        let mut ms = 0.0;
+        // SAFETY: the context is current; events are destroyed below, after the stream has passed them.
+        unsafe {
+            for mark in &mut marks {
+                check("cuEventCreate", cu::cuEventCreate(mark, 0))?;
+            }
+            check("cuEventRecord", cu::cuEventRecord(marks[0], self.stream))?;
+            let done = work();
+            check("cuEventRecord", cu::cuEventRecord(marks[1], self.stream))?;
+            self.sync()?;
+            check("cuEventElapsedTime", cu::cuEventElapsedTime_v2(&raw mut ms, marks[0], marks[1]))?;
+            for mark in marks {
+                check("cuEventDestroy", cu::cuEventDestroy_v2(mark))?;
+            }
+            done.map(|()| ms)
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the stream or the context after this; failures at the end of a process leave nothing to do.
+        unsafe {
+            let _ = cu::cuCtxSetCurrent(self.context);
+            let _ = cu::cuStreamDestroy_v2(self.stream);
+            let _ = cu::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+/// Device memory.
+pub(super) struct Memory {
+    device: Arc<Device>,
+    at: u64,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Where it begins.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Its length.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Zeroes a part.
+    pub(super) fn clear(&self, from: usize, bytes: usize) -> Result<(), String> {
+        if from + bytes > self.bytes {
+            return Err(format!("bytes {from}..{} of {}", from + bytes, self.bytes));
+        }
+        self.device.bind()?;
+        // SAFETY: the range is inside, as was just seen.
+        check("clear", unsafe { cu::cuMemsetD8Async(self.at + from as u64, 0, bytes, self.device.stream) })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this driver, and nothing here uses it after this; freeing waits for work that is enqueued.
+        unsafe {
+            let _ = cu::cuCtxSetCurrent(self.device.context);
+            let _ = cu::cuMemFree_v2(self.at);
+        }
+    }
+}
+
+/// Pinned host memory.
+pub(super) struct Pinned {
+    device: Arc<Device>,
+    at: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that is reached through this owner alone.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// The bytes.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: allocated with this length, initialised by the driver, and borrowed through its only owner.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = self.device.sync();
+        // SAFETY: allocated by this driver; the stream has passed all copies.
+        let _ = unsafe { cu::cuMemFreeHost(self.at.cast()) };
+    }
+}
+
+/// A loaded kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel(cu::CUfunction);
+
+// SAFETY: a handle that any thread may use (see [`Device`]).
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Kernels of a device by unit and name, loaded when they are first asked for.
+pub(super) struct Kernels {
+    device: Arc<Device>,
+    compiler: Compiler,
+    loaded: Mutex<HashMap<&'static str, Module>>,
+}
+
+struct Module {
+    module: cu::CUmodule,
+    kernels: HashMap<&'static str, Kernel>,
+}
+
+// SAFETY: see [`Kernel`].
+unsafe impl Send for Module {}
+
+/// What a model of any type needs.
+const COMMON: [Unit; 8] = [
+    compile::ROWS,
+    compile::MHC,
+    compile::EXPERTS,
+    compile::KDA,
+    compile::MLA,
+    compile::INDEXER,
+    compile::SAMPLE,
+    compile::F32,
+];
+
+impl Kernels {
+    pub(super) fn new(device: Arc<Device>, compiler: Compiler) -> Self {
+        Self { device, compiler, loaded: Mutex::default() }
+    }
+
+    /// Loads what every model needs; compiles on several threads where it must.
+    pub(super) fn load_common(&self) -> Result<(), String> {
+        let codes: Vec<_> = std::thread::scope(|s| {
+            let jobs: Vec<_> = COMMON.iter().map(|unit| (unit, s.spawn(|| self.compiler.code(*unit)))).collect();
+            jobs.into_iter().map(|(unit, job)| (*unit, job.join())).collect()
+        });
+        for (unit, code) in codes {
+            let code = code.map_err(|_| format!("compiling {} panicked", unit.name))?.map_err(|e| e.to_string())?;
+            self.load_code(unit, &code)?;
+        }
+        Ok(())
+    }
+
+    /// Loads a unit, if it is not.
+    pub(super) fn load(&self, unit: Unit) -> Result<(), String> {
+        if self.loaded.lock().contains_key(unit.name) {
+            return Ok(());
+        }
+        let code = self.compiler.code(unit).map_err(|e| e.to_string())?;
+        self.load_code(unit, &code)
+    }
+
+    fn load_code(&self, unit: Unit, code: &[u8]) -> Result<(), String> {
+        self.device.bind()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the code is an ELF image as a whole, which the driver checks and copies.
+        check(unit.name, unsafe { cu::cuModuleLoadData(&raw mut module, code.as_ptr().cast()) })?;
+        self.loaded.lock().insert(unit.name, Module { module, kernels: HashMap::new() });
+        Ok(())
+    }
+
+    /// A kernel of a loaded unit, allowed `shared` bytes of dynamic shared memory.
+    pub(super) fn get(&self, unit: Unit, name: &'static str, shared: usize) -> Result<Kernel, String> {
+        let mut loaded = self.loaded.lock();
+        let module = loaded.get_mut(unit.name).ok_or_else(|| format!("kernels of {} are not loaded", unit.name))?;
+        if let Some(kernel) = module.kernels.get(name) {
+            return Ok(*kernel);
+        }
+        let mut function = std::ptr::null_mut();
+        let text = CString::new(name).map_err(|e| e.to_string())?;
+        // SAFETY: the module is loaded and is never unloaded.
+        unsafe {
+            check(name, cu::cuModuleGetFunction(&raw mut function, module.module, text.as_ptr()))?;
+            if shared > 48 << 10 {
+                let attribute = cu::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                check(name, cu::cuFuncSetAttribute(function, attribute, 99 << 10))?;
+            }
+        }
+        module.kernels.insert(name, Kernel(function));
+        Ok(Kernel(function))
+    }
+}
+
+/// Blocks, threads of a block, and bytes of dynamic shared memory of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) blocks: [usize; 3],
+    pub(super) threads: usize,
+    pub(super) shared: usize,
+}
+
+impl Grid {
+    pub(super) fn new(blocks: [usize; 3], threads: usize) -> Self {
+        Self { blocks, threads, shared: 0 }
+    }
+}
+
+impl Device {
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `arguments` point to values of the types and in the order of the kernel's parameters; memory that they name is there until the kernel
+    /// is done, and as large as the kernel reaches.
+    pub(super) unsafe fn launch(&self, kernel: Kernel, grid: Grid, arguments: &mut [*mut c_void]) -> Result<(), String> {
+        let [x, y, z] = grid.blocks;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        let result = unsafe {
+            cu::cuLaunchKernel(
+                kernel.0,
+                x as u32,
+                y as u32,
+                z as u32,
+                grid.threads as u32,
+                1,
+                1,
+                grid.shared as u32,
+                self.stream,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("launch", result)
+    }
+}
+
+/// Enqueues a kernel with arguments by value: `launch!(backend, UNIT, "name", grid; a, b, c)`. Returns a `Result<(), String>`.
+macro_rules! launch {
+    ($backend:expr, $unit:expr, $name:expr, $grid:expr; $($arg:expr),* $(,)?) => {{
+        let grid: $crate::cuda::driver::Grid = $grid;
+        match $backend.kernels.get($unit, $name, grid.shared) {
+            Ok(kernel) => {
+                // Each argument gets a place of its own that outlives the call.
+                let mut places = ($($crate::cuda::driver::Place($arg),)*);
+                let mut arguments = $crate::cuda::driver::Places::pointers(&mut places);
+                // SAFETY: every launch lists its kernel's parameters in order and in their C types; callers check sizes before.
+                unsafe { $backend.device.launch(kernel, grid, &mut arguments) }.map_err(|e| format!("{}: {e}", $name))
+            }
+            Err(e) => Err(e),
+        }
+    }};
+}
+pub(super) use launch;
+
+/// A kernel argument.
+pub(super) struct Place<T: Copy>(pub(super) T);
+
+/// Tuples of places.
+pub(super) trait Places {
+    /// Their addresses in order.
+    fn pointers(&mut self) -> Vec<*mut c_void>;
+}
+
+macro_rules! places {
+    ($($t:ident)*) => {
+        impl<$($t: Copy),*> Places for ($(Place<$t>,)*) {
+            fn pointers(&mut self) -> Vec<*mut c_void> {
+                #[allow(non_snake_case, reason = "one name for a type and its value")]
+                let ($($t,)*) = self;
+                vec![$((&raw mut $t.0).cast()),*]
+            }
+        }
+    };
+}
+macro_rules! places_up_to {
+    ($first:ident $($rest:ident)*) => {
+        places!($first $($rest)*);
+        places_up_to!($($rest)*);
+    };
+    () => {};
+}
+places_up_to!(A B C D E F G H I J K L M N O P Q R S T);

@@ -1,0 +1,316 @@
+//! Products, gated MLPs, experts, router and hyper-connections: which kernel for how many rows.
+//!
+//! In bf16 precision products with weights that the matrix units read go there, whatever the number of rows; everything else goes through
+//! the scalar kernel, which reads any type. Either way an element's sum has one order for any number of rows.
+
+use super::{
+    CudaBackend, CudaBank, CudaWeight,
+    compile::{EXPERTS, MHC, ROWS},
+    driver::{Grid, launch},
+    memory::{Scratch, Use},
+    pack::PAD,
+    weight::{GateUp, Matrix, Part},
+};
+use crate::{MhcParams, Precision, RouterParams};
+
+/// `Tokens` of format.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    tiles: u64,
+    order: u64,
+    divide: i32,
+    rows: i32,
+}
+
+/// Rows of f32 activations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acts {
+    /// Address of the first row's first column.
+    pub(super) at: u64,
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+}
+
+impl Acts {
+    /// Whether rows start on 16 bytes.
+    fn wide(&self) -> bool {
+        self.at.is_multiple_of(16) && self.stride.is_multiple_of(4)
+    }
+}
+
+/// Activations as a product takes them.
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    F32(Acts),
+    /// Padded with zeros to a multiple of [`PAD`].
+    Bf16 {
+        at: u64,
+        stride: usize,
+    },
+}
+
+/// The rows that go through a matrix: (how many blocks, how many rows each at most).
+#[derive(Clone, Copy, Debug)]
+struct Tiling {
+    tokens: Tokens,
+    blocks: usize,
+    size: usize,
+}
+
+impl Tiling {
+    /// Rows `0..rows` through one matrix.
+    fn plain(rows: usize) -> Self {
+        let size = match rows {
+            0..=8 => 8,
+            9..=16 => 16,
+            _ => 64,
+        };
+        Self { tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 }, blocks: rows.div_ceil(size), size }
+    }
+}
+
+/// Rows that go through the experts at a time: bounds the scratch.
+const EXPERT_ROWS: usize = 1024;
+
+fn limit_of(limit: Option<f32>) -> f32 {
+    limit.unwrap_or(f32::INFINITY)
+}
+
+impl CudaBackend {
+    /// Rounds rows to bf16, padded.
+    fn rounded(&self, scratch: &mut Scratch, rows: usize, cols: usize, x: Acts) -> Result<Input, String> {
+        let stride = cols.next_multiple_of(PAD);
+        let at = scratch.get(&self.device, Use::Rounded, rows * stride * 2)?;
+        let grid = Grid::new([rows, 1, 1], 256);
+        launch!(self, ROWS, "to_bf16_rows", grid; x.at, x.stride as i32, cols as i32, at, stride as i32)?;
+        Ok(Input::Bf16 { at, stride })
+    }
+
+    /// Activations as `parts` want them: f32 where few rows can be rounded on the fly, bf16 otherwise.
+    fn input(&self, scratch: &mut Scratch, parts: &[&Part], rows: usize, most_direct: usize, x: Acts) -> Result<Input, String> {
+        let cols = parts.first().map_or(0, |p| p.cols);
+        let direct = rows <= most_direct && x.wide() && cols.is_multiple_of(32);
+        if direct || !parts.iter().any(|p| p.mma) { Ok(Input::F32(x)) } else { self.rounded(scratch, rows, cols, x) }
+    }
+
+    /// `out[row, o] = x[row]·w[o]` over a tiling. `round`: to bf16 first, where the precision says so.
+    fn product(&self, part: &Part, t: Tiling, x: Acts, input: Input, out: u64, stride: usize, round: bool) -> Result<(), String> {
+        let round = round && self.precision == Precision::Bf16;
+        let (m, tokens, out_stride) = (part.matrix, t.tokens, stride as i32);
+        if !(part.mma && round) {
+            let (size, blocks) = if tokens.tiles == 0 { (8, (tokens.rows as usize).div_ceil(8)) } else { (t.size, t.blocks) };
+            debug_assert!(size > 0);
+            let grid = Grid::new([part.rows.div_ceil(8), blocks, 1], 256);
+            let (xs, wide, round) = (x.stride as i32, i32::from(x.wide()), i32::from(round));
+            return launch!(self, part.kind.unit(), "linear_any", grid; m, tokens, x.at, xs, wide, out, out_stride, round);
+        }
+        let grid = Grid::new([part.rows.div_ceil(16), t.blocks, 1], 32 * part.warps());
+        let (at, xs, name) = match (input, t.size) {
+            (Input::F32(x), 8) => (x.at, x.stride, "linear_1_f32"),
+            (Input::F32(x), 16) => (x.at, x.stride, "linear_2_f32"),
+            (Input::Bf16 { at, stride }, 8) => (at, stride, "linear_1_bf16"),
+            (Input::Bf16 { at, stride }, 16) => (at, stride, "linear_2_bf16"),
+            (Input::Bf16 { at, stride }, 64) => (at, stride, "linear_8_bf16"),
+            (input, size) => return Err(format!("no kernel for tiles of {size} rows of {input:?}")),
+        };
+        launch!(self, part.kind.unit(), name, grid; m, tokens, at, xs as i32, out, out_stride)
+    }
+
+    /// `hidden[row, h] = swiglu(gate, up)` in bf16, rows padded, over a tiling on the matrix units.
+    fn glu(&self, part: &Part, t: Tiling, input: Input, limit: Option<f32>, hidden: u64, padded: usize) -> Result<(), String> {
+        let (m, half) = (part.matrix, part.rows / 2);
+        let grid = Grid::new([half.div_ceil(8), t.blocks, 1], 32 * part.warps());
+        let (at, xs, name) = match (input, t.size) {
+            (Input::F32(x), 8) => (x.at, x.stride, "glu_1_f32"),
+            (Input::F32(x), 16) => (x.at, x.stride, "glu_2_f32"),
+            (Input::Bf16 { at, stride }, 8) => (at, stride, "glu_1_bf16"),
+            (Input::Bf16 { at, stride }, 16) => (at, stride, "glu_2_bf16"),
+            (Input::Bf16 { at, stride }, 64) => (at, stride, "glu_8_bf16"),
+            (input, size) => return Err(format!("no kernel for tiles of {size} rows of {input:?}")),
+        };
+        launch!(self, part.kind.unit(), name, grid; m, t.tokens, at, xs as i32, limit_of(limit), hidden, padded as i32)
+    }
+
+    /// `out[r] = x[r]·Wᵀ` for all parts of a weight.
+    pub(super) fn run_linear(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        x: Acts,
+        w: &CudaWeight,
+        out: u64,
+        round: bool,
+    ) -> Result<(), String> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let parts: Vec<&Part> = w.parts.iter().collect();
+        let input = if round { self.input(scratch, &parts, rows, 16, x)? } else { Input::F32(x) };
+        for part in parts {
+            self.product(part, Tiling::plain(rows), x, input, out + 4 * part.out0 as u64, w.out, round)?;
+        }
+        Ok(())
+    }
+
+    /// The gated MLP; `hidden` `[rows, 2·I]` is scratch of the caller's.
+    pub(super) fn run_mlp(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        x: Acts,
+        gate_up: &CudaWeight,
+        down: &CudaWeight,
+        limit: Option<f32>,
+        hidden: u64,
+        out: u64,
+    ) -> Result<(), String> {
+        let half = down.cols;
+        if rows == 0 {
+            return Ok(());
+        }
+        if let ([gu], [d]) = (gate_up.parts.as_slice(), down.parts.as_slice())
+            && gu.mma
+            && d.mma
+        {
+            let (t, padded) = (Tiling::plain(rows), half.next_multiple_of(PAD));
+            let input = self.input(scratch, &[gu], rows, 16, x)?;
+            let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
+            self.glu(gu, t, input, limit, hidden, padded)?;
+            return self.product(d, t, x, Input::Bf16 { at: hidden, stride: padded }, out, down.out, true);
+        }
+        self.run_linear(scratch, rows, x, gate_up, hidden, true)?;
+        launch!(self, ROWS, "swiglu_rows", Grid::new([rows, 1, 1], 256); hidden, half as i32, limit_of(limit))?;
+        self.run_linear(scratch, rows, Acts { at: hidden, stride: 2 * half }, down, out, true)
+    }
+
+    /// A shard's partial of `rows` rows.
+    pub(super) fn run_experts(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        x: u64,
+        k: usize,
+        (ids, weights): (u64, u64),
+        bank: &CudaBank,
+        limit: Option<f32>,
+        out: u64,
+    ) -> Result<(), String> {
+        let d = bank.hidden;
+        for r0 in (0..rows).step_by(EXPERT_ROWS) {
+            let n = EXPERT_ROWS.min(rows - r0);
+            let (ids, weights) = (ids + (4 * r0 * k) as u64, weights + (4 * r0 * k) as u64);
+            self.expert_rows(scratch, n, x + (4 * r0 * d) as u64, k, (ids, weights), bank, limit, out + (4 * r0 * d) as u64)?;
+        }
+        Ok(())
+    }
+
+    fn expert_rows(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        x: u64,
+        k: usize,
+        (ids, weights): (u64, u64),
+        bank: &CudaBank,
+        limit: Option<f32>,
+        out: u64,
+    ) -> Result<(), String> {
+        let Some((gate_up, down)) = &bank.experts else { return Err("a bank without experts".to_owned()) };
+        let (d, inter, held, first) = (bank.hidden, bank.inter, bank.held as i32, bank.first as i32);
+        let pairs = rows * k;
+        // Small tiles while experts have few rows each; large ones where reading weights once for many rows counts.
+        let size = if pairs <= 4 * bank.held { 8 } else { 64 };
+        let most = pairs.min(bank.held + pairs / size);
+        let order = scratch.get(&self.device, Use::Groups, 4 * (pairs + 4 + 3 * most))?;
+        let tiles = order + 4 * pairs as u64;
+        launch!(self, EXPERTS, "group_pairs", Grid::new([1, 1, 1], 1024); ids, pairs as i32, first, held, size as i32, order, tiles)?;
+
+        let x = Acts { at: x, stride: d };
+        let by_row = Tiling { tokens: Tokens { tiles, order, divide: k as i32, rows: 0 }, blocks: most, size };
+        let by_pair = Tiling { tokens: Tokens { divide: 1, ..by_row.tokens }, ..by_row };
+        let y = scratch.get(&self.device, Use::Pairs, 4 * pairs * d)?;
+        let fused = match gate_up {
+            GateUp::Stacked(part) if part.mma && down.mma => Some(part),
+            _ => None,
+        };
+        if let Some(part) = fused {
+            let padded = inter.next_multiple_of(PAD);
+            // Tiles of 64 rows are only read in bf16.
+            let input = self.input(scratch, &[part], rows, if size == 8 { rows.min(64) } else { 0 }, x)?;
+            let hidden = scratch.get(&self.device, Use::Hidden, pairs * padded * 2)?;
+            self.glu(part, by_row, input, limit, hidden, padded)?;
+            self.product(down, by_pair, x, Input::Bf16 { at: hidden, stride: padded }, y, d, true)?;
+        } else {
+            let hidden = scratch.get(&self.device, Use::Hidden, 4 * pairs * 2 * inter)?;
+            let scalar = |part: &Part, t, x: Acts, out, stride| {
+                // The scalar kernel takes any tile; matrix units would need their own layout of what lies between.
+                self.product(&part.scalar(), t, x, Input::F32(x), out, stride, true)
+            };
+            match gate_up {
+                GateUp::Stacked(part) => scalar(part, by_row, x, hidden, 2 * inter)?,
+                GateUp::Apart(gate, up) => {
+                    scalar(gate, by_row, x, hidden, 2 * inter)?;
+                    scalar(up, by_row, x, hidden + 4 * inter as u64, 2 * inter)?;
+                }
+            }
+            launch!(self, ROWS, "swiglu_rows", Grid::new([pairs, 1, 1], 256); hidden, inter as i32, limit_of(limit))?;
+            scalar(down, by_pair, Acts { at: hidden, stride: 2 * inter }, y, d)?;
+        }
+        let grid = Grid::new([rows, d.div_ceil(256), 1], 256);
+        launch!(self, EXPERTS, "combine", grid; ids, weights, k as i32, first, held, y, d as i32, out)
+    }
+
+    /// Router logits in f32 whatever the precision, then the choice.
+    pub(super) fn run_router(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        x: Acts,
+        w: &CudaWeight,
+        bias: u64,
+        p: &RouterParams,
+        ids: u64,
+        weights: u64,
+    ) -> Result<(), String> {
+        if p.experts > 1024 || p.topk > 32 || p.groups == 0 {
+            return Err(format!("{} experts, {} of them a token; up to 1024 and 32 work", p.experts, p.topk));
+        }
+        let logits = scratch.get(&self.device, Use::Router, 4 * rows * p.experts)?;
+        self.run_linear(scratch, rows, x, w, logits, false)?;
+        let (experts, topk, groups, kept) = (p.experts as i32, p.topk as i32, p.groups as i32, p.topk_group as i32);
+        let (norm, scale, grid) = (i32::from(p.norm_topk), p.scale, Grid::new([rows, 1, 1], 256));
+        launch!(self, EXPERTS, "route", grid; logits, bias, experts, topk, groups, kept, norm, scale, ids, weights)
+    }
+
+    /// Ends a sublayer (`y`: its output with the gates `post` and `comb`) and, with `fn_`, sums what the next gates need into scratch.
+    pub(super) fn run_mhc_mix(
+        &self,
+        scratch: &mut Scratch,
+        rows: usize,
+        y: Option<(u64, u64, u64)>,
+        fn_: Option<&Part>,
+        p: &MhcParams,
+        streams: u64,
+    ) -> Result<u64, String> {
+        let (n, d) = (p.streams, p.hidden);
+        if n == 0 || n > MAX_STREAMS {
+            return Err(format!("{n} streams; 1 to {MAX_STREAMS} work"));
+        }
+        let slices = d.div_ceil(MHC_SLICE);
+        let m = match fn_ {
+            Some(part) if part.kind.is_float() => part.matrix,
+            Some(part) => return Err(format!("fn is {}; a plain float type is needed", part.kind)),
+            None => Matrix::none(),
+        };
+        let partial = scratch.get(&self.device, Use::Mhc, 4 * rows * slices * (n * (n + 2) + 1))?;
+        let (y, post, comb) = y.unwrap_or_default();
+        let grid = Grid::new([slices, rows, 1], 256);
+        launch!(self, MHC, "mhc_mix", grid; m, y, post, comb, n as i32, d as i32, streams, partial)?;
+        Ok(partial)
+    }
+}
+
+/// `MAX_STREAMS` and `SLICE` of mhc.cu.
+pub(super) const MAX_STREAMS: usize = 8;
+const MHC_SLICE: usize = 64;
