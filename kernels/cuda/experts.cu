@@ -99,6 +99,7 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
 KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, int size, int* order, int* tiles) {
     SHARED int count[MAX_EXPERTS + 1];
     SHARED int next[MAX_EXPERTS];
+    SHARED u32 room[32];
     for (int e = tid(); e <= held; e += threads()) count[e] = 0;
     barrier();
     for (int p = tid(); p < pairs; p += threads()) {
@@ -106,21 +107,16 @@ KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, 
         if (ids[p] >= 0 && e >= 0 && e < held) count_up(&count[e], 1);
     }
     barrier();
-    if (tid() == 0) {
-        int at = 0, tile = 0;
-        for (int e = 0; e < held; e++) {
-            int n = count[e];
-            next[e] = at;
-            for (int i = 0; i < n; i += size) {
-                tiles[1 + 3 * tile] = e;
-                tiles[2 + 3 * tile] = at + i;
-                tiles[3 + 3 * tile] = min_of(size, n - i);
-                tile++;
-            }
-            at += n;
-        }
-        tiles[0] = tile;
+    // An expert per thread: its first place and its first tile are sums over the experts before it.
+    int n = tid() < held ? count[tid()] : 0, mine = div_up(n, size), all, all_tiles;
+    int at = count_before(n, room, &all), tile = count_before(mine, room, &all_tiles);
+    if (tid() < held) next[tid()] = at;
+    for (int i = 0; i < mine; i++) {
+        tiles[1 + 3 * (tile + i)] = tid();
+        tiles[2 + 3 * (tile + i)] = at + i * size;
+        tiles[3 + 3 * (tile + i)] = min_of(size, n - i * size);
     }
+    if (tid() == 0) tiles[0] = all_tiles;
     barrier();
     for (int p = tid(); p < pairs; p += threads()) {
         int e = ids[p] - first;

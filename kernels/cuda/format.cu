@@ -150,6 +150,108 @@ DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
     }
 }
 
+// Many rows: a block owns 64 rows of activations and 16 outputs (or 8 hidden) per warp; all of K passes each warp, share by share in the order
+// of `joined`, so that the bits are those of the kernels above. Activations go through shared memory, two steps deep.
+template <bool GLU>
+DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int shares, float* out, int out_stride, float limit, u16* hidden,
+                     int padded) {
+    typedef Format<WEIGHT> F;
+    const int E = F::EACH, ROWS = 64, LINE = F::STEP * 2 + 16, PER_LINE = F::STEP / 8; // bytes of a row's step, 16-byte pieces of it
+    SHARED __align__(16) u8 stage[2][ROWS * LINE];
+    SHARED int from[ROWS], to[ROWS];
+    Tile tile;
+    if (!tile_of(t, ROWS, &tile)) return;
+    int warp = tid() >> 5, g = lane_id() >> 2, q = lane_id() & 3, half = m.rows >> 1;
+    int o = GLU ? (block_x() * 8 + warp) * 8 + g : (block_x() * 8 + warp) * 16 + g;
+    Row ra = row_of(m, tile.expert, min_of(o, GLU ? half - 1 : m.rows - 1));
+    Row rb = row_of(m, tile.expert, GLU ? half + min_of(o, half - 1) : min_of(o + 8, m.rows - 1));
+    int steps = div_up(m.cols, F::STEP), share = div_up(steps, shares);
+    for (int i = tid(); i < ROWS; i += threads()) {
+        to[i] = i < tile.count ? entry(t, tile, i) : -1;
+        from[i] = i < tile.count ? to[i] / t.divide : -1;
+    }
+    barrier();
+    auto fetch = [&](int s) {
+        for (int i = tid(); i < ROWS * PER_LINE; i += 256) {
+            int row = i / PER_LINE, piece = i % PER_LINE, there = from[row] >= 0 ? 16 : 0;
+            const u8* src = x + ((long long)max_of(from[row], 0) * x_stride + s * F::STEP + piece * 8) * 2;
+            u32 dst = (u32)__cvta_generic_to_shared(&stage[s & 1][row * LINE + piece * 16]);
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there) : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    float acc[8][4] = {}, total[8][4] = {};
+    fetch(0);
+    typename F::Raw a = F::load(m, ra, q * E), b = F::load(m, rb, q * E);
+    for (int s = 0; s < steps; s++) {
+        typename F::Raw next_a, next_b;
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        barrier();
+        if (s + 1 < steps) {
+            fetch(s + 1);
+            next_a = F::load(m, ra, (s + 1) * F::STEP + q * E);
+            next_b = F::load(m, rb, (s + 1) * F::STEP + q * E);
+        }
+        u32 pa[E / 2], pb[E / 2];
+        F::unpack(a, pa);
+        F::unpack(b, pb);
+        float fa = F::SPLIT ? F::factor(a) : 1.0f, fb = F::SPLIT ? F::factor(b) : 1.0f;
+        UNROLL for (int j = 0; j < 8; j++) {
+            u32 px[E / 2];
+            const uint4* line = (const uint4*)(&stage[s & 1][(j * 8 + g) * LINE + q * E * 2]);
+            UNROLL for (int i = 0; i < E / 8; i++) {
+                uint4 v = line[i];
+                px[4 * i] = v.x; px[4 * i + 1] = v.y; px[4 * i + 2] = v.z; px[4 * i + 3] = v.w;
+            }
+            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            float* c = F::SPLIT ? part : acc[j];
+            UNROLL for (int i = 0; i < E / 4; i++) {
+                u32 frag[4] = {pa[2 * i], pb[2 * i], pa[2 * i + 1], pb[2 * i + 1]};
+                mma(c, frag, px[2 * i], px[2 * i + 1]);
+            }
+            if (F::SPLIT) {
+                acc[j][0] = fma_of(fa, part[0], acc[j][0]);
+                acc[j][1] = fma_of(fa, part[1], acc[j][1]);
+                acc[j][2] = fma_of(fb, part[2], acc[j][2]);
+                acc[j][3] = fma_of(fb, part[3], acc[j][3]);
+            }
+        }
+        if ((s + 1) % share == 0 || s + 1 == steps) {
+            UNROLL for (int j = 0; j < 8; j++)
+                UNROLL for (int c = 0; c < 4; c++) {
+                    total[j][c] += acc[j][c];
+                    acc[j][c] = 0.0f;
+                }
+        }
+        a = next_a;
+        b = next_b;
+        barrier();
+    }
+    float late_a = ra.late * F::LATE, late_b = rb.late * F::LATE;
+    UNROLL for (int j = 0; j < 8; j++)
+        UNROLL for (int c = 0; c < 2; c++) {
+            int row = to[j * 8 + q * 2 + c];
+            if (row < 0) continue;
+            if (GLU) {
+                u16* line = hidden + (long long)row * padded;
+                if (o < half) line[o] = to_bf16(swiglu(total[j][c] * late_a, total[j][c + 2] * late_b, limit));
+                if (o == half - 1)
+                    for (int h = half; h < padded; h++) line[h] = 0;
+            } else {
+                float* line = out + (long long)row * out_stride;
+                if (o < m.rows) line[o] = total[j][c] * late_a;
+                if (o + 8 < m.rows) line[o + 8] = total[j][c + 2] * late_b;
+            }
+        }
+}
+
+KERNEL BOUNDS(256) linear_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float* out, int out_stride) {
+    big_tile<false>(m, t, x, x_stride, shares, out, out_stride, 0.0f, (u16*)0, 0);
+}
+KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded) {
+    big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
+}
+
 #define LINEAR(name, NT, XB) \
     KERNEL BOUNDS(256) name(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
         linear_tile<NT, XB>(m, t, x, x_stride, out, out_stride); \

@@ -128,25 +128,6 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
         scores[(long long)block_y() * s_stride + first + tid()] = ((part[0][tid()] + part[1][tid()]) + part[2][tid()]) + part[3][tid()];
 }
 
-// Numbers before this thread's in the block, and their total. `room` holds an int per warp.
-DEVICE int count_before(int v, u32* room, int* total) {
-    int sum = v;
-    UNROLL for (int m = 1; m < 32; m <<= 1) {
-        int other = (int)shuffle_bits((u32)sum, max_of(lane_id() - m, 0));
-        if (lane_id() >= m) sum += other;
-    }
-    barrier();
-    if (lane_id() == 31) room[tid() >> 5] = (u32)sum;
-    barrier();
-    int before = sum - v, all = 0;
-    for (int w = 0; w < threads() >> 5; w++) {
-        if (w < tid() >> 5) before += (int)room[w];
-        all += (int)room[w];
-    }
-    *total = all;
-    return before;
-}
-
 // selected[r]: the positions that row r attends to, ascending, -1 behind. A block of 1024 per row: a radix search for the edge of the best
 // pools (ties by lowest pool), then one pass that writes them in order.
 KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_stride, int row0, int* selected) {

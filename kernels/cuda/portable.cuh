@@ -152,3 +152,22 @@ DEVICE float block_sum(float v, float* room) {
     for (int w = 0; w < threads() >> 5; w++) total += room[w];
     return total;
 }
+
+// Numbers before this thread's in the block, and their total. `room` holds an int per warp.
+DEVICE int count_before(int v, u32* room, int* total) {
+    int sum = v;
+    UNROLL for (int m = 1; m < 32; m <<= 1) {
+        int other = (int)shuffle_bits((u32)sum, max_of(lane_id() - m, 0));
+        if (lane_id() >= m) sum += other;
+    }
+    barrier();
+    if (lane_id() == 31) room[tid() >> 5] = (u32)sum;
+    barrier();
+    int before = sum - v, all = 0;
+    for (int w = 0; w < threads() >> 5; w++) {
+        if (w < tid() >> 5) before += (int)room[w];
+        all += (int)room[w];
+    }
+    *total = all;
+    return before;
+}

@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 
 use tandem_kernels::{
-    Backend, Elem, Precision,
+    Backend, Elem, IndexerParams, KdaDims, MlaParams, Precision,
     conformance::{self, kda::Kda, mhc::Mhc, mla, noise::Noise, rig, router::Router, rows, sample, sequences},
     cuda::{CudaBackend, CudaOptions, selftest},
 };
@@ -68,7 +68,7 @@ fn no_check_is_forgotten() {
 fn stored_types() {
     for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
         for kind in selftest::TYPES {
-            for (seed, rows) in [1, 2, 3, 8, 9, 16, 17, 64, 65, 100].into_iter().enumerate() {
+            for (seed, rows) in [1, 2, 3, 8, 9, 16, 17, 64, 65, 100, 150].into_iter().enumerate() {
                 selftest::stored_type(b, kind, seed as u64, rows).unwrap_or_else(|e| panic!("{} {kind}, {rows} rows: {e}", b.precision()));
             }
         }
@@ -96,6 +96,24 @@ fn wide_rows() {
             say("select", sequences::judge(b, &mla::Select::new(seed), &plan, seed));
             say("sample", sample::judge(b, seed + 100));
         }
+    }
+}
+
+/// The release's widths of heads, latent and index keys, and sequences longer than what is chosen.
+#[test]
+fn release_widths() {
+    let plan = |lengths: &[usize]| sequences::Plan {
+        sequences: lengths.len(),
+        steps: (0..lengths.len()).map(|q| vec![(q, lengths[q] - 2)]).chain([(0..lengths.len()).map(|q| (q, 1)).collect(), (0..lengths.len()).map(|q| (q, 1)).collect()]).collect(),
+    };
+    for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
+        let say = |what: &str, r: Result<(), String>| r.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));
+        let kda = KdaDims { heads: 3, head_dim: 128, conv: 4 };
+        say("kda", sequences::judge(b, &Kda::sized(1, kda), &plan(&[40, 21]), 1));
+        let mla = MlaParams { heads: 20, qk_dim: 96, v_dim: 64, latent: 512 };
+        say("attend", mla::Attend::sized(2, mla, 150).and_then(|c| sequences::judge(b, &c, &plan(&[220, 30]), 2)));
+        let indexer = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
+        say("select", sequences::judge(b, &mla::Select::sized(3, indexer), &plan(&[300, 67]), 3));
     }
 }
 

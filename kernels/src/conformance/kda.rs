@@ -26,6 +26,12 @@ impl Kda {
     pub fn new(seed: u64) -> Self {
         let mut n = Noise::new(seed);
         let dims = KdaDims { heads: n.between(1, 5), head_dim: n.pick(&[3, 5, 8, 16, 24, 32]), conv: n.between(1, 5) };
+        Self::sized(n.seed(), dims)
+    }
+
+    /// Given sizes.
+    pub fn sized(seed: u64, dims: KdaDims) -> Self {
+        let mut n = Noise::new(seed);
         let hd = dims.heads * dims.head_dim;
         let params = KdaParams { dims, lower_bound: n.pick(&[None, Some(-5.0), Some(-3.0)]), eps: n.pick(&[1e-5, 1e-3]) };
         let ([beta0], stride) = scatter(&mut n, 3 * hd, [dims.heads]);

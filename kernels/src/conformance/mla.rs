@@ -35,8 +35,18 @@ impl Attend {
     pub fn new(seed: u64) -> Result<Self, String> {
         let mut n = Noise::new(seed);
         let params = MlaParams { heads: n.between(1, 6), qk_dim: n.between(1, 40), v_dim: n.between(1, 40), latent: n.between(1, 70) };
+        let width = n.between(1, 90);
+        Self::sized(n.seed(), params, width)
+    }
+
+    /// Given sizes; rows attend to up to `width` tokens.
+    ///
+    /// # Errors
+    /// Sizes that no matrix has.
+    pub fn sized(seed: u64, params: MlaParams, width: usize) -> Result<Self, String> {
+        let mut n = Noise::new(seed);
         let kv_b = n.matrix(params.heads * (params.qk_dim + params.v_dim), params.latent)?;
-        Ok(Self { seed, params, kv_b, width: n.between(1, 90), page_tokens: n.between(1, 64) })
+        Ok(Self { seed, params, kv_b, width, page_tokens: n.between(1, 64) })
     }
 
     /// Heads of a given kv_b, `qk_dim` wide in q and k.
@@ -127,6 +137,13 @@ impl Select {
         let mut n = Noise::new(seed);
         let (heads, dim, kpool) = (n.between(1, 6), n.pick(&[3, 8, 16, 20, 32]), n.between(1, 4));
         let params = IndexerParams { heads, dim, kpool, topk: kpool * n.between(1, 6), always_tail: n.between(0, 3) > 0 };
+        Self::sized(n.seed(), params)
+    }
+
+    /// Given sizes.
+    pub fn sized(seed: u64, params: IndexerParams) -> Self {
+        let mut n = Noise::new(seed);
+        let IndexerParams { heads, dim, kpool, .. } = params;
         let (columns, stride) = scatter(&mut n, 0, [heads, dim, dim]);
         Self {
             seed,

@@ -12,6 +12,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process,
+    sync::OnceLock,
 };
 
 use cudarc::nvrtc::sys as nvrtc;
@@ -19,13 +20,33 @@ use sha2::{Digest, Sha256};
 
 use super::probe::{self, Found};
 
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        /// The sources by file name.
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../cuda/", $name)))),*];
+    };
+}
+
+files!(
+    "portable.cuh", "weights.cuh", "mma.cuh", "step.cuh", "rows.cu", "mhc.cu", "experts.cu", "kda.cu", "mla.cu", "indexer.cu", "sample.cu",
+    "format.cu",
+);
+
+/// A source's text: the embedded one, or, for who works on kernels, that of the folder `TANDEM_KERNEL_SOURCE`.
+fn text_of(file: &str) -> &'static str {
+    static TEXTS: OnceLock<Vec<(&str, String)>> = OnceLock::new();
+    let texts = TEXTS.get_or_init(|| {
+        let folder = env::var_os("TANDEM_KERNEL_SOURCE").map(PathBuf::from);
+        let read = |name: &str| fs::read_to_string(folder.as_ref()?.join(name)).ok();
+        FILES.iter().map(|(name, embedded)| (*name, read(name).unwrap_or_else(|| (*embedded).to_owned()))).collect()
+    });
+    texts.iter().find(|t| t.0 == file).map_or("", |t| t.1.as_str())
+}
+
 /// Headers that sources may include.
-const HEADERS: [(&str, &str); 4] = [
-    ("portable.cuh", include_str!("../../cuda/portable.cuh")),
-    ("weights.cuh", include_str!("../../cuda/weights.cuh")),
-    ("mma.cuh", include_str!("../../cuda/mma.cuh")),
-    ("step.cuh", include_str!("../../cuda/step.cuh")),
-];
+fn headers() -> impl Iterator<Item = &'static str> + Clone {
+    FILES.iter().map(|f| f.0).filter(|name| name.ends_with(".cuh"))
+}
 
 const FLAGS: [&str; 2] = ["--std=c++17", "--fmad=true"];
 
@@ -34,13 +55,13 @@ const FLAGS: [&str; 2] = ["--std=c++17", "--fmad=true"];
 pub struct Unit {
     /// Name, also in file names.
     pub name: &'static str,
-    source: &'static str,
+    file: &'static str,
     define: Option<&'static str>,
 }
 
 macro_rules! units {
     ($($(#[$doc:meta])* $id:ident = $name:literal, $file:literal, $define:expr;)*) => {
-        $($(#[$doc])* pub const $id: Unit = Unit { name: $name, source: include_str!(concat!("../../cuda/", $file)), define: $define };)*
+        $($(#[$doc])* pub const $id: Unit = Unit { name: $name, file: $file, define: $define };)*
         /// Every unit.
         pub const UNITS: &[Unit] = &[$($id),*];
     };
@@ -198,8 +219,9 @@ fn keep(folder: &Path, file: &str, code: &[u8]) -> io::Result<()> {
 /// Hash of all that a unit's code depends on.
 fn hash(unit: Unit) -> String {
     let mut sha = Sha256::new();
-    let headers = HEADERS.iter().filter(|(name, _)| depends(unit.source, name)).map(|h| h.1);
-    for part in headers.chain([unit.source]).chain(unit.define).chain(FLAGS) {
+    let source = text_of(unit.file);
+    let headers = headers().filter(|name| depends(source, name)).map(text_of);
+    for part in headers.chain([source]).chain(unit.define).chain(FLAGS) {
         sha.update((part.len() as u64).to_le_bytes());
         sha.update(part);
     }
@@ -208,7 +230,7 @@ fn hash(unit: Unit) -> String {
 
 /// Whether a text includes a header, directly or through another.
 fn depends(text: &str, header: &str) -> bool {
-    HEADERS.iter().any(|(name, inner)| text.contains(&format!("#include \"{name}\"")) && (*name == header || depends(inner, header)))
+    headers().any(|name| text.contains(&format!("#include \"{name}\"")) && (name == header || depends(text_of(name), header)))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -232,10 +254,10 @@ pub fn compile(unit: Unit, arch: &str) -> Result<Vec<u8>, CompileError> {
     }
     known_arch(arch)?;
     let text = |s: &str| CString::new(s).map_err(|e| CompileError::Nvrtc(e.to_string()));
-    let source = text(unit.source)?;
+    let source = text(text_of(unit.file))?;
     let name = text(unit.name)?;
-    let names = HEADERS.iter().map(|h| text(h.0)).collect::<Result<Vec<_>, _>>()?;
-    let bodies = HEADERS.iter().map(|h| text(h.1)).collect::<Result<Vec<_>, _>>()?;
+    let names = headers().map(text).collect::<Result<Vec<_>, _>>()?;
+    let bodies = headers().map(|name| text(text_of(name))).collect::<Result<Vec<_>, _>>()?;
     let options = FLAGS.into_iter().chain(unit.define).map(text).chain([text(&format!("--gpu-architecture={arch}"))]);
     let options = options.collect::<Result<Vec<_>, _>>()?;
     let pointers = |v: &[CString]| v.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
@@ -247,7 +269,7 @@ pub fn compile(unit: Unit, arch: &str) -> Result<Vec<u8>, CompileError> {
             &raw mut program.0,
             source.as_ptr(),
             name.as_ptr(),
-            HEADERS.len() as i32,
+            names.len() as i32,
             bodies.as_ptr(),
             names.as_ptr(),
         ))?;
@@ -313,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_hash_covers_what_is_included() {
-        assert!(depends(BF16.source, "mma.cuh") && depends(BF16.source, "portable.cuh") && !depends(KDA.source, "weights.cuh"));
+        assert!(depends(text_of(BF16.file), "mma.cuh") && depends(text_of(BF16.file), "portable.cuh") && !depends(text_of(KDA.file), "weights.cuh"));
         assert_ne!(hash(BF16), hash(NVFP4));
         assert_eq!(hash(BF16).len(), 16);
     }

@@ -56,6 +56,8 @@ struct Tiling {
     tokens: Tokens,
     blocks: usize,
     size: usize,
+    /// Tiles are mostly full, and there are enough of them: blocks take all of K for more outputs.
+    big: bool,
 }
 
 impl Tiling {
@@ -66,10 +68,14 @@ impl Tiling {
             9..=16 => 16,
             _ => 64,
         };
-        Self { tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 }, blocks: rows.div_ceil(size), size }
+        Self { tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 }, blocks: rows.div_ceil(size), size, big: rows >= BIG_ROWS }
     }
 }
 
+/// Rows from which a product is made by blocks of many outputs.
+const BIG_ROWS: usize = 128;
+/// Rows per expert from which the experts' products are.
+const BIG_EXPERT_ROWS: usize = 24;
 /// Rows that go through the experts at a time: bounds the scratch.
 const EXPERT_ROWS: usize = 1024;
 
@@ -105,6 +111,10 @@ impl CudaBackend {
             let (xs, wide, round) = (x.stride as i32, i32::from(x.wide()), i32::from(round));
             return launch!(self, part.kind.unit(), "linear_any", grid; m, tokens, x.at, xs, wide, out, out_stride, round);
         }
+        if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
+            let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
+            return launch!(self, part.kind.unit(), "linear_big", grid; m, tokens, at, stride as i32, shares, out, out_stride);
+        }
         let grid = Grid::new([part.rows.div_ceil(16), t.blocks, 1], 32 * part.warps());
         let (at, xs, name) = match (input, t.size) {
             (Input::F32(x), 8) => (x.at, x.stride, "linear_1_f32"),
@@ -120,6 +130,10 @@ impl CudaBackend {
     /// `hidden[row, h] = swiglu(gate, up)` in bf16, rows padded, over a tiling on the matrix units.
     fn glu(&self, part: &Part, t: Tiling, input: Input, limit: Option<f32>, hidden: u64, padded: usize) -> Result<(), String> {
         let (m, half) = (part.matrix, part.rows / 2);
+        if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
+            let (grid, shares, limit) = (Grid::new([half.div_ceil(64), t.blocks, 1], 256), part.warps() as i32, limit_of(limit));
+            return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32);
+        }
         let grid = Grid::new([half.div_ceil(8), t.blocks, 1], 32 * part.warps());
         let (at, xs, name) = match (input, t.size) {
             (Input::F32(x), 8) => (x.at, x.stride, "glu_1_f32"),
@@ -227,7 +241,7 @@ impl CudaBackend {
         launch!(self, EXPERTS, "group_pairs", Grid::new([1, 1, 1], 1024); ids, pairs as i32, first, held, size as i32, order, tiles)?;
 
         let x = Acts { at: x, stride: d };
-        let by_row = Tiling { tokens: Tokens { tiles, order, divide: k as i32, rows: 0 }, blocks: most, size };
+        let by_row = Tiling { tokens: Tokens { tiles, order, divide: k as i32, rows: 0 }, blocks: most, size, big: pairs >= BIG_EXPERT_ROWS * bank.held };
         let by_pair = Tiling { tokens: Tokens { divide: 1, ..by_row.tokens }, ..by_row };
         let y = scratch.get(&self.device, Use::Pairs, 4 * pairs * d)?;
         let fused = match gate_up {
