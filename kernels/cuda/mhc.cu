@@ -41,7 +41,16 @@ mhc_mix(Matrix fn, const float* y, const float* post, const float* comb, int n, 
     for (int j = tid() >> 5; j <= fn.rows; j += threads() >> 5) {
         float sum = 0.0f;
         const u8* w = fn.q + (long long)min_of(j, fn.rows - 1) * fn.q_row;
-        for (int m = 0; m < n; m++)
+        if (j < fn.rows && fn.type > T_BF16) {
+            // Quantised rows: eight columns at a time (their widths are multiples of a block, and so of eight).
+            Row row = row_of(fn, 0, j);
+            for (int i = lane_id(); i < n * (width / 8); i += 32) {
+                int m = i / (width / 8), c = i % (width / 8) * 8;
+                float v[8];
+                load8_any(fn, row, m * d + c0 + c, v);
+                UNROLL for (int k = 0; k < 8; k++) sum = fma_of(s[m * SLICE + c + k], v[k], sum);
+            }
+        } else for (int m = 0; m < n; m++)
             for (int c = lane_id(); c < width; c += 32) {
                 float v = s[m * SLICE + c];
                 sum = fma_of(v, j < fn.rows ? float_at(fn.type, w, (long long)m * d + c0 + c) : v, sum);

@@ -56,8 +56,8 @@ DEVICE float e4m3(u8 b) {
     float f = as_float(((v & 0x80u) << 24) | ((v & 0x7fu) << 20)) * as_float(0x7b800000u); // 2^120
     return (v & 0x7fu) == 0x7fu ? not_a_number() : f;
 }
-// 2^(b - 127), down to the denormal of b = 0.
-DEVICE float e8m0(u8 b) { return as_float(b == 0 ? 0x00400000u : (u32)b << 23); }
+// 2^(b - 127), down to the denormal of b = 0; 255 is NaN.
+DEVICE float e8m0(u8 b) { return b == 255 ? not_a_number() : as_float(b == 0 ? 0x00400000u : (u32)b << 23); }
 // The four bits of an E2M1 number in the low nibble.
 DEVICE float e2m1(u32 n) { return as_float(((n & 8u) << 28) | ((n & 7u) << 22)) * as_float(0x7e800000u); } // 2^126
 

@@ -57,7 +57,7 @@ fn check(precision: Precision, name: &'static str) {
     }
 }
 
-checks!(memory embed linear norm mhc mlp router experts kda mla_attend index_select kda_state mla_state index_state sample);
+checks!(memory embed linear norm mhc mlp router experts kda mla_attend index_select kda_state mla_state index_state sample coded);
 
 #[test]
 fn no_check_is_forgotten() {

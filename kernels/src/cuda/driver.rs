@@ -248,6 +248,13 @@ struct Module {
 // SAFETY: see [`Kernel`].
 unsafe impl Send for Module {}
 
+/// Kernels whose shared memory is sized at launch.
+const DYNAMIC_SHARED: [&str; 2] = ["mla_attend", "index_score"];
+/// Shared memory of a block that every supported chip has (8.6, 8.9 and 12.0 have the least).
+pub(super) const MOST_SHARED: usize = 99 << 10;
+/// What such kernels use beside it.
+const STATIC_SHARED: usize = 2 << 10;
+
 /// What a model of any type needs.
 const COMMON: [Unit; 8] = [
     compile::ROWS,
@@ -296,8 +303,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// A kernel of a loaded unit, allowed `shared` bytes of dynamic shared memory.
-    pub(super) fn get(&self, unit: Unit, name: &'static str, shared: usize) -> Result<Kernel, String> {
+    /// A kernel of a loaded unit, allowed all the shared memory that the oldest chips have.
+    pub(super) fn get(&self, unit: Unit, name: &'static str) -> Result<Kernel, String> {
         let mut loaded = self.loaded.lock();
         let module = loaded.get_mut(unit.name).ok_or_else(|| format!("kernels of {} are not loaded", unit.name))?;
         if let Some(kernel) = module.kernels.get(name) {
@@ -308,9 +315,9 @@ impl Kernels {
         // SAFETY: the module is loaded and is never unloaded.
         unsafe {
             check(name, cu::cuModuleGetFunction(&raw mut function, module.module, text.as_ptr()))?;
-            if shared > 48 << 10 {
+            if DYNAMIC_SHARED.contains(&name) {
                 let attribute = cu::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                check(name, cu::cuFuncSetAttribute(function, attribute, 99 << 10))?;
+                check(name, cu::cuFuncSetAttribute(function, attribute, (MOST_SHARED - STATIC_SHARED) as i32))?;
             }
         }
         module.kernels.insert(name, Kernel(function));
@@ -367,7 +374,7 @@ impl Device {
 macro_rules! launch {
     ($backend:expr, $unit:expr, $name:expr, $grid:expr; $($arg:expr),* $(,)?) => {{
         let grid: $crate::cuda::driver::Grid = $grid;
-        match $backend.kernels.get($unit, $name, grid.shared) {
+        match $backend.kernels.get($unit, $name) {
             Ok(kernel) => {
                 // Each argument gets a place of its own that outlives the call.
                 let mut places = ($($crate::cuda::driver::Place($arg),)*);

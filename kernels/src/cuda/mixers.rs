@@ -178,8 +178,8 @@ impl CudaBackend {
         let (page_tokens, layers, layer) = (spec.page_tokens as i32, spec.mla_layers as i32, layer as i32);
         let wide = p.dim.next_multiple_of(4);
         let shared = 4 * (p.heads * wide + 64 * (wide + 4));
-        if shared > 99 << 10 {
-            return Err(format!("{} index heads of {} need {shared} bytes of shared memory; {} are there", p.heads, p.dim, 99 << 10));
+        if shared > 97 << 10 {
+            return Err(format!("{} index heads of {} need {shared} bytes of shared memory; {} are there", p.heads, p.dim, 97 << 10));
         }
         for row0 in (0..rows).step_by(SCORE_ROWS) {
             let n = SCORE_ROWS.min(rows - row0);

@@ -313,8 +313,8 @@ impl CudaBackend {
         }
         let slices = d.div_ceil(MHC_SLICE);
         let m = match fn_ {
-            Some(part) if part.kind.is_float() => part.matrix,
-            Some(part) => return Err(format!("fn is {}; a plain float type is needed", part.kind)),
+            Some(part) if part.kind.is_float() || d.is_multiple_of(8) => part.matrix,
+            Some(part) => return Err(format!("fn is {}; that needs a hidden width that is a multiple of 8", part.kind)),
             None => Matrix::none(),
         };
         let partial = scratch.get(&self.device, Use::Mhc, 4 * rows * slices * (n * (n + 2) + 1))?;

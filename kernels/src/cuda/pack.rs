@@ -1,10 +1,10 @@
 //! Stored matrices → the layout of kernels/cuda/weights.cuh: rows padded with zeros to 128 elements, scales in rows of their own.
 //!
-//! Nothing is rounded here: bytes move, GGUF's blocks are taken apart. What no kernel reads is refused by name, but for plain floats with
-//! scales, which become f32.
+//! Nothing is rounded here: bytes move, GGUF's blocks are taken apart. What no kernel reads yet becomes f32, which is exact and large.
 
 use std::fmt;
 
+use parking_lot::Mutex;
 use tandem_quant::{DType, MatrixSource, Scales};
 
 use super::compile::{self, Unit};
@@ -85,10 +85,10 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a matrix.
+    /// The layout of a matrix; f32 where no kernel reads its type.
     ///
     /// # Errors
-    /// No kernel for it.
+    /// Scales that are not there.
     pub(super) fn of(m: &MatrixSource) -> Result<Self, String> {
         let plain = Self { kind: Kind::F32, rows: m.rows(), cols: m.cols(), global: 1.0, brows: 1, bshift: 31, row_off: 0, col_off: 0 };
         let scales = m.scales().map(|s| s.0);
@@ -112,11 +112,10 @@ impl Layout {
             (DType::Nvfp4, None) => kind(Kind::Nvfp4),
             (DType::Mxfp4, None) => kind(Kind::Mxfp4),
             (DType::Q8_0, None) => kind(Kind::Q8_0),
-            (dtype, scales) => Err(format!(
-                "{dtype}{} has no CUDA kernel yet; F32, F16, BF16, F8_E4M3 (scales per tensor, row or block), NVFP4, MXFP4 and Q8_0 work; \
-                 run these weights on --device cpu",
-                if scales.is_some() { " with such scales" } else { "" }
-            )),
+            (dtype, _) => {
+                widens(dtype);
+                kind(Kind::F32)
+            }
         }
     }
 
@@ -161,6 +160,20 @@ impl Layout {
         let same = Self { rows: below.rows, ..*self } == *below;
         let whole = self.kind != Kind::E4m3 || (self.row_off == 0 && self.rows.is_multiple_of(self.brows));
         same && whole
+    }
+}
+
+/// Says once per type that its matrices take more memory than they are stored in.
+fn widens(dtype: DType) {
+    static SAID: Mutex<Vec<DType>> = Mutex::new(Vec::new());
+    let mut said = SAID.lock();
+    if !said.contains(&dtype) {
+        said.push(dtype);
+        tracing::warn!(
+            %dtype,
+            "no CUDA kernel reads this type yet: its matrices become f32 in device memory, exactly, and take {:.1} times the room",
+            4.0 * dtype.block_elems() as f64 / dtype.block_bytes() as f64
+        );
     }
 }
 
@@ -294,7 +307,6 @@ mod tests {
         pack(&m, &layout, &mut q, &mut s);
         assert_eq!((q[31], q[32], q.len(), s[..2].to_vec(), s.len()), (31, 0, 128, vec![0, 0x3c], 8));
         let k = MatrixSource::new("w", DType::Q4K, 1, 256, SharedBytes::from_vec(vec![0; 144])).expect("sizes");
-        let e = Layout::of(&k).expect_err("no kernel");
-        assert!(e.contains("Q4_K") && e.contains("--device cpu"), "{e}");
+        assert_eq!(Layout::of(&k).expect("as f32").kind, Kind::F32);
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 const SEEDS: [Range<u64>; 2] = [0..1, 8..9];
 
 /// Stored types that kernels read.
-pub const TYPES: [&str; 11] =
-    ["f32", "f16", "bf16", "e4m3", "e4m3-row", "e4m3-block", "nvfp4", "mxfp4", "q8_0", "gguf-nvfp4", "gguf-mxfp4"];
+pub const TYPES: [&str; 12] =
+    ["f32", "f16", "bf16", "e4m3", "e4m3-row", "e4m3-block", "e4m3-window", "nvfp4", "mxfp4", "q8_0", "gguf-nvfp4", "gguf-mxfp4"];
 
 impl CudaBackend {
     /// Runs every op and every loaded stored type on small random cases against the reference in f64.
@@ -45,7 +45,7 @@ pub fn stored_type<B: Backend>(b: &B, kind: &str, seed: u64, rows: usize) -> Res
     let mut n = Noise::new(seed);
     for (out, cols) in [(37, 256), (40, 448), (16, 2048)] {
         let parts = vec![matrix(&mut n, kind, out, cols)?, matrix(&mut n, kind, 64, cols)?];
-        rig::judge(b, &rows::Linear::with(n.seed(), rows, parts))?;
+        rig::judge(b, &rows::Linear::of(&mut n, rows, parts))?;
     }
     let mut expert = || {
         Ok::<_, String>(ExpertSource {
@@ -55,8 +55,8 @@ pub fn stored_type<B: Backend>(b: &B, kind: &str, seed: u64, rows: usize) -> Res
         })
     };
     let experts = (0..5).map(|_| expert()).collect::<Result<Vec<_>, _>>()?;
-    rig::judge(b, &rows::Mlp::with(seed + 1, rows, experts[0].clone()))?;
-    rig::judge(b, &rows::Experts::with(seed + 2, rows, experts, 3))
+    rig::judge(b, &rows::Mlp::of(&mut n, rows, experts[0].clone()))?;
+    rig::judge(b, &rows::Experts::of(&mut n, rows, experts, 3))
 }
 
 /// A random matrix of a stored type, a window of a larger one.
@@ -64,7 +64,7 @@ pub fn stored_type<B: Backend>(b: &B, kind: &str, seed: u64, rows: usize) -> Res
 /// # Errors
 /// An unknown type.
 pub fn matrix(n: &mut Noise, kind: &str, rows: usize, cols: usize) -> Result<MatrixSource, String> {
-    let (above, left) = (3, 64);
+    let (above, left) = (4, 64);
     let (all_rows, all_cols) = (rows + above, cols + left);
     let spread = 1.0 / (cols as f32).sqrt();
     let codes = |n: &mut Noise, len: usize, most: usize| (0..len).map(|_| n.between(0, most) as u8).collect::<Vec<u8>>();
@@ -85,8 +85,9 @@ pub fn matrix(n: &mut Noise, kind: &str, rows: usize, cols: usize) -> Result<Mat
             let values = factors(n, all_rows);
             new(DType::F8E4m3, e4m3(n, elems)).map(|m| m.with_scales(Scales::Row(values.into())))
         }
-        "e4m3-block" => {
-            let (block_rows, block_cols) = (16, 64);
+        "e4m3-block" | "e4m3-window" => {
+            // Blocks that windows start on, or not.
+            let (block_rows, block_cols) = if kind == "e4m3-block" { (above, 64) } else { (5, 128) };
             let grid_cols = all_cols.div_ceil(block_cols);
             let values = factors(n, grid_cols * all_rows.div_ceil(block_rows)).into();
             new(DType::F8E4m3, e4m3(n, elems)).map(|m| m.with_scales(Scales::Grid { values, grid_cols, block_rows, block_cols }))
