@@ -75,23 +75,42 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
             if (group[e / size] != 0) key[e] = ordered(-infinity());
         barrier();
     }
+    if (tid() >= 32) return;
+    // One warp chooses: each lane keeps the best of its own experts, and looks for the next only when that one is taken.
     float sum = 0.0f;
+    u32 top = 0;
+    int at = experts;
+    bool look = true;
     for (int i = 0; i < topk; i++) {
-        int e = best_of(key, experts, room);
-        barrier();
-        if (tid() == 0) key[e] = 0;
-        barrier();
-        sum += score[e];
-        if (tid() == 0) {
-            ids[r * topk + i] = e;
-            weights[r * topk + i] = score[e];
+        if (look) {
+            top = 0;
+            at = experts;
+            for (int e = lane_id(); e < experts; e += 32)
+                if (key[e] > top) {
+                    top = key[e];
+                    at = e;
+                }
         }
+        u32 best = top;
+        int where = at;
+        UNROLL for (int m = 16; m > 0; m >>= 1) {
+            u32 other = shuffle_bits(best, lane_id() ^ m);
+            int there = (int)shuffle_bits((u32)where, lane_id() ^ m);
+            if (other > best || (other == best && there < where)) {
+                best = other;
+                where = there;
+            }
+        }
+        look = where == at && (where & 31) == lane_id();
+        if (look) key[where] = 0;
+        sum += score[where];
+        if (lane_id() == i % 32) ids[r * topk + i] = where;
     }
-    if (tid() == 0)
-        for (int i = 0; i < topk; i++) {
-            float w = weights[r * topk + i];
-            weights[r * topk + i] = scale * (norm_topk ? w / (sum + 1e-20f) : w);
-        }
+    warp_barrier();
+    for (int i = lane_id(); i < topk; i += 32) {
+        float w = score[ids[r * topk + i]];
+        weights[r * topk + i] = scale * (norm_topk ? w / (sum + 1e-20f) : w);
+    }
 }
 
 // One block: sorts the pairs (row, place among its k) that the bank holds by expert into `order`, and cuts them into tiles of at most `size`.

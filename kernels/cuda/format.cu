@@ -64,6 +64,42 @@ KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, 
     }
 }
 
+// The same for matrices of few outputs: the eight warps of a block share one output's K and are added in order.
+KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, int wide, float* out, int out_stride, int round) {
+    SHARED float sums[8][8];
+    Tile tile;
+    if (!tile_of(t, 8, &tile)) return;
+    int o = block_x(), warp = tid() >> 5, n = min_of(8, tile.count);
+    Row r = row_of(m, tile.expert, o);
+    float acc[8];
+    const float* rows[8];
+    UNROLL for (int i = 0; i < 8; i++) {
+        acc[i] = 0.0f;
+        rows[i] = x + (long long)(i < n ? entry(t, tile, i) / t.divide : 0) * x_stride;
+    }
+    UNROLL_2 for (int k = tid() * 8; k < m.cols; k += 2048) {
+        float w[8];
+        load8<WEIGHT>(m, r, k, w);
+        UNROLL for (int i = 0; i < 8; i++) {
+            if (i < n) {
+                float v[8];
+                load8_row(rows[i], k, m.cols, wide, v);
+                UNROLL for (int j = 0; j < 8; j++) acc[i] = fma_of(w[j], round ? round_bf16(v[j]) : v[j], acc[i]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        float v = warp_sum(acc[i]);
+        if (lane_id() == 0) sums[warp][i] = v;
+    }
+    barrier();
+    if (tid() < n) {
+        float v = 0.0f;
+        UNROLL for (int w = 0; w < 8; w++) v += sums[w][tid()];
+        out[(long long)entry(t, tile, tid()) * out_stride + o] = v * r.late;
+    }
+}
+
 #if TANDEM_MMA && WEIGHT >= 2
 
 // Rows of x for this lane: row g of each tile of 8.
@@ -157,7 +193,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
                      int padded) {
     typedef Format<WEIGHT> F;
     const int E = F::EACH, ROWS = 64, LINE = F::STEP * 2 + 16, PER_LINE = F::STEP / 8; // bytes of a row's step, 16-byte pieces of it
-    SHARED __align__(16) u8 stage[2][ROWS * LINE];
+    SHARED ALIGNED u8 stage[2][ROWS * LINE];
     SHARED int from[ROWS], to[ROWS];
     Tile tile;
     if (!tile_of(t, ROWS, &tile)) return;

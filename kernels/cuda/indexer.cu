@@ -100,13 +100,28 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
     if (first >= pools || visible <= p.topk + (p.tail ? p.kpool - 1 : 0)) return;
     float* q = shared;                   // [heads][wide]
     float* keys = q + p.heads * wide;    // [POOLS][stride]
-    for (int i = tid(); i < p.heads * wide; i += threads())
-        q[i] = i % wide < p.dim ? iq[((long long)r * p.heads + i / wide) * p.dim + i % wide] : 0.0f;
-    for (int i = tid(); i < POOLS * wide; i += threads()) {
-        int pool = first + i / wide, k = i % wide;
-        float v = 0.0f;
-        if (pool < pools && k < p.dim) v = pooled[place_in(b, s, pool * p.kpool, page_tokens, layers, layer) / p.kpool * p.dim + k];
-        keys[i / wide * stride + k] = v;
+    SHARED long long from[POOLS];
+    if (tid() < POOLS) {
+        int pool = first + tid();
+        from[tid()] = pool < pools ? place_in(b, s, pool * p.kpool, page_tokens, layers, layer) / p.kpool * p.dim : -1;
+    }
+    barrier();
+    if (p.dim == 128) {
+        const float4* asked = (const float4*)(iq + (long long)r * p.heads * 128);
+        for (int i = tid(); i < p.heads * 32; i += threads()) ((float4*)q)[i] = asked[i];
+        UNROLL for (int i = 0; i < POOLS * 32 / 256; i++) {
+            int at = i * 256 + tid(), pool = at >> 5, k = at & 31;
+            float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (from[pool] >= 0) v = ((const float4*)(pooled + from[pool]))[k];
+            *(float4*)(keys + pool * stride + 4 * k) = v;
+        }
+    } else {
+        for (int i = tid(); i < p.heads * wide; i += threads())
+            q[i] = i % wide < p.dim ? iq[((long long)r * p.heads + i / wide) * p.dim + i % wide] : 0.0f;
+        for (int i = tid(); i < POOLS * wide; i += threads()) {
+            int k = i % wide;
+            keys[i / wide * stride + k] = from[i / wide] >= 0 && k < p.dim ? pooled[from[i / wide] + k] : 0.0f;
+        }
     }
     barrier();
     int mine = tid() & (POOLS - 1), quarter = tid() / POOLS;
@@ -157,11 +172,13 @@ KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_s
             if ((key & above) == (known & above)) count_up(&count[(key >> shift) & 255u], 1);
         }
         barrier();
-        if (tid() == 0) {
-            int left = equals, digit = 255;
-            while (digit > 0 && count[digit] < left) left -= count[digit--];
-            edge = known | ((u32)digit << shift);
-            equals = left;
+        // Digits from the largest down: the one at which the count reaches what is wanted.
+        int wanted = equals, all, mine_at = tid() < 256 ? count[255 - tid()] : 0;
+        int before = count_before(mine_at, room, &all);
+        barrier();
+        if (tid() < 256 && before < wanted && before + mine_at >= wanted) {
+            edge = known | ((u32)(255 - tid()) << shift);
+            equals = wanted - before;
         }
         barrier();
     }

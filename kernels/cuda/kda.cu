@@ -25,7 +25,7 @@ DEVICE float tap(const float* proj, int stride, const float* carry, int width, i
 KERNEL BOUNDS(512)
 kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
     const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
-    SHARED float q[TOKENS][WIDEST], k[TOKENS][WIDEST], v[TOKENS][WIDEST], e[TOKENS][WIDEST], o[TOKENS][WIDEST];
+    SHARED ALIGNED float q[TOKENS][WIDEST], k[TOKENS][WIDEST], v[TOKENS][WIDEST], e[TOKENS][WIDEST], o[TOKENS][WIDEST];
     SHARED float part[2][2][GROUPS][WIDEST];
     SHARED float beta[TOKENS], qk[TOKENS];
     int h = block_x(), d = p.dim, hd = p.heads * d, warp = tid() >> 5;
@@ -41,16 +41,24 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
         int key = group * KEYS + i;
         own[i] = key < d && c < d ? state[key * d + c] : 0.0f;
     }
+    for (int i = tid(); i < TOKENS * WIDEST; i += threads()) q[0][i] = k[0][i] = e[0][i] = 0.0f;
+    barrier();
     for (int t0 = 0; t0 < s.rows; t0 += TOKENS) {
         int n = min_of(TOKENS, s.rows - t0);
-        for (int at = tid(); at < n * 3 * d; at += threads()) {
+        UNROLL_1 for (int at = tid(); at < n * 3 * d; at += threads()) {
             int t = at / (3 * d), part3 = at / d % 3, i = at % d, ch = part3 * hd + h * d + i;
             float sum = 0.0f;
-            for (int j = 0; j < p.taps; j++)
-                sum = fma_of(conv[ch * p.taps + j], tap(proj, stride, carry, 3 * hd, p.taps, t0 + t + j - (p.taps - 1), ch), sum);
+            if (p.taps == 4) {
+                float x[4];
+                float4 w = *(const float4*)(conv + ch * 4);
+                UNROLL for (int j = 0; j < 4; j++) x[j] = tap(proj, stride, carry, 3 * hd, 4, t0 + t + j - 3, ch);
+                sum = fma_of(w.w, x[3], fma_of(w.z, x[2], fma_of(w.y, x[1], w.x * x[0])));
+            } else
+                for (int j = 0; j < p.taps; j++)
+                    sum = fma_of(conv[ch * p.taps + j], tap(proj, stride, carry, 3 * hd, p.taps, t0 + t + j - (p.taps - 1), ch), sum);
             (part3 == 0 ? q : part3 == 1 ? k : v)[t][i] = silu(sum);
         }
-        for (int at = tid(); at < n * d; at += threads()) {
+        UNROLL_1 for (int at = tid(); at < n * d; at += threads()) {
             int t = at / d, i = at % d;
             float z = f[(long long)(s.row0 + t0 + t) * hd + h * d + i] + dt_bias[h * d + i];
             e[t][i] = exp_of(is_nan(p.bound) ? -decay * softplus(z) : p.bound * sigmoid(decay * z));
@@ -59,12 +67,12 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
         barrier();
         if (warp < n) {
             float qq = 0.0f, kk = 0.0f, both = 0.0f;
-            for (int i = lane_id(); i < d; i += 32) {
+            UNROLL_1 for (int i = lane_id(); i < d; i += 32) {
                 qq = fma_of(q[warp][i], q[warp][i], qq);
                 kk = fma_of(k[warp][i], k[warp][i], kk);
             }
             float qs = 1.0f / sqrt_of(warp_sum(qq) + 1e-6f) * (1.0f / sqrt_of((float)d)), ks = 1.0f / sqrt_of(warp_sum(kk) + 1e-6f);
-            for (int i = lane_id(); i < d; i += 32) {
+            UNROLL_1 for (int i = lane_id(); i < d; i += 32) {
                 q[warp][i] *= qs;
                 k[warp][i] *= ks;
                 both = fma_of(q[warp][i], k[warp][i], both);
@@ -73,15 +81,19 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
             if (lane_id() == 0) qk[warp] = both;
         }
         barrier();
-        for (int t = 0; t < n; t++) {
+        UNROLL_1 for (int t = 0; t < n; t++) {
             float from_k = 0.0f, from_q = 0.0f;
-            UNROLL for (int i = 0; i < KEYS; i++) {
+            UNROLL for (int i = 0; i < KEYS; i += 4) {
+                // Behind the last key lie zeros.
                 int key = group * KEYS + i;
-                if (key < d) {
-                    own[i] *= e[t][key];
-                    from_k = fma_of(k[t][key], own[i], from_k);
-                    from_q = fma_of(q[t][key], own[i], from_q);
-                }
+                if (i % 8 == 0) warp_barrier(); // all loads at once would not fit the registers
+                float4 e4 = *(const float4*)&e[t][key], k4 = *(const float4*)&k[t][key], q4 = *(const float4*)&q[t][key];
+                own[i] *= e4.x;
+                own[i + 1] *= e4.y;
+                own[i + 2] *= e4.z;
+                own[i + 3] *= e4.w;
+                from_k = fma_of(k4.w, own[i + 3], fma_of(k4.z, own[i + 2], fma_of(k4.y, own[i + 1], fma_of(k4.x, own[i], from_k))));
+                from_q = fma_of(q4.w, own[i + 3], fma_of(q4.z, own[i + 2], fma_of(q4.y, own[i + 1], fma_of(q4.x, own[i], from_q))));
             }
             float(*sums)[GROUPS][WIDEST] = part[t & 1];
             sums[0][group][c] = from_k;
@@ -94,17 +106,21 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
             }
             float u = c < d ? beta[t] * (v[t][c] - read) : 0.0f;
             if (group == 0 && c < d) o[t][c] = fma_of(qk[t], u, seen);
-            UNROLL for (int i = 0; i < KEYS; i++) {
-                int key = group * KEYS + i;
-                if (key < d) own[i] = fma_of(k[t][key], u, own[i]);
+            UNROLL for (int i = 0; i < KEYS; i += 4) {
+                if (i % 8 == 0) warp_barrier();
+                float4 k4 = *(const float4*)&k[t][group * KEYS + i];
+                own[i] = fma_of(k4.x, u, own[i]);
+                own[i + 1] = fma_of(k4.y, u, own[i + 1]);
+                own[i + 2] = fma_of(k4.z, u, own[i + 2]);
+                own[i + 3] = fma_of(k4.w, u, own[i + 3]);
             }
         }
         barrier();
         if (warp < n) {
             float sum = 0.0f;
-            for (int i = lane_id(); i < d; i += 32) sum = fma_of(o[warp][i], o[warp][i], sum);
+            UNROLL_1 for (int i = lane_id(); i < d; i += 32) sum = fma_of(o[warp][i], o[warp][i], sum);
             float inv = 1.0f / sqrt_of(warp_sum(sum) / (float)d + p.eps);
-            for (int i = lane_id(); i < d; i += 32) {
+            UNROLL_1 for (int i = lane_id(); i < d; i += 32) {
                 long long at = (long long)(s.row0 + t0 + warp) * hd + h * d + i;
                 out[at] = o[warp][i] * inv * o_norm[i] * sigmoid(g[at]);
             }

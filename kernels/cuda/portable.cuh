@@ -16,7 +16,13 @@ typedef unsigned long long u64;
 #define DEVICE static inline __attribute__((device)) __attribute__((always_inline))
 #define SHARED __attribute__((shared))
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define UNROLL_2 _Pragma("unroll 2")
+#define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define BOUNDS_2(threads) BOUNDS(threads)
+#define ALIGNED __attribute__((aligned(16)))
 #define RESTRICT __restrict__
 
 struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
@@ -55,7 +61,13 @@ DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, _
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
+#define UNROLL_2 _Pragma("unroll 2")
+#define UNROLL_4 _Pragma("unroll 4")
+#define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __launch_bounds__(threads)
+#define BOUNDS_2(threads) __launch_bounds__(threads, 2) // two blocks at a time
+#define ALIGNED __align__(16)
 #define RESTRICT __restrict__
 
 DEVICE int tid() { return (int)threadIdx.x; }

@@ -65,6 +65,10 @@ const WHOLE_ROWS: usize = 17;
 const SCORE_ROWS: usize = 256;
 /// Rows whose folded queries are held at a time.
 const FOLD_ROWS: usize = 1024;
+/// The same where each row's parts are kept, too.
+const MMA_ROWS: usize = 64;
+/// `LINE` of mla.cu: bf16 of a latent row in shared memory.
+const MMA_LINE: usize = 520;
 
 impl CudaBackend {
     /// See [`crate::Backend::kda`].
@@ -223,27 +227,40 @@ impl CudaBackend {
         let (heads, qk, v, m) = (p.heads as i32, p.qk_dim as i32, p.v_dim as i32, part.matrix);
         let (page_tokens, layers, bf16, cache) = (spec.page_tokens as i32, spec.mla_layers as i32, self.is_bf16(), state.latent.at());
         let (width_i, latent_i, scale) = (width as i32, latent as i32, 1.0 / (p.qk_dim as f32).sqrt());
-        let (parts, stride) = (width.div_ceil(PART), latent.next_multiple_of(4) + 4);
-        let shared = 4 * ((HEADS + 16) * stride + HEADS * 16 + 3 * HEADS);
-        let groups = p.heads.div_ceil(HEADS);
-        for row0 in (0..rows).step_by(FOLD_ROWS) {
-            let n = FOLD_ROWS.min(rows - row0);
-            let each = 4 * n * p.heads * latent;
+        let parts = width.div_ceil(PART);
+        // Latents in bf16 as wide as the release's go to the matrix units, for any number of rows.
+        let mma = bf16 != 0 && latent == LATENT;
+        let chunk = if mma { MMA_ROWS } else { FOLD_ROWS };
+        for row0 in (0..rows).step_by(chunk) {
+            let n = chunk.min(rows - row0);
+            let each = n * p.heads * latent;
             // Kernels number rows from the step's first; the scratch begins with row0.
             let before = 4 * (row0 * p.heads * latent) as u64;
-            let (folded, mixed) = (scratch.get(&self.device, Use::Folded, each)?, scratch.get(&self.device, Use::Mixed, each)?);
-            let (at, n_i) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, n as i32);
+            let folded = scratch.get(&self.device, Use::Folded, if mma { 2 * each } else { 4 * each })?;
+            let mixed = scratch.get(&self.device, Use::Mixed, 4 * each)?;
+            let (at, n_i, row) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, n as i32, row0 as i32);
+            let (exact, rounded) = if mma { (0, folded) } else { (folded, 0) };
             let grid = Grid::new([p.heads, latent.div_ceil(512), n.div_ceil(8)], 256);
-            launch!(self, MLA, "mla_fold", grid; at, m, heads, qk, v, n_i, folded)?;
-            let (folded, mixed_all, row) = (folded.wrapping_sub(before), mixed.wrapping_sub(before), row0 as i32);
-            let (sums, blocks) = if rows < WHOLE_ROWS {
-                (scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))?, parts)
+            launch!(self, MLA, "mla_fold", grid; at, m, heads, qk, v, n_i, exact, rounded)?;
+            // Many rows fill the chip without being cut: then the parts' sums need no memory.
+            let sums = if mma || rows < WHOLE_ROWS {
+                scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))?
             } else {
-                (0, 1)
+                0
             };
-            let grid = Grid { blocks: [blocks, groups, n], threads: 256, shared };
-            launch!(self, MLA, "mla_attend", grid; batch.step(), folded, cache, bf16, page_tokens, layers, layer as i32, chosen, width_i, row, heads,
-                latent_i, scale, sums, mixed_all)?;
+            let mixed_all = mixed.wrapping_sub(before);
+            if mma {
+                let grid = Grid { blocks: [parts, p.heads.div_ceil(64), n], threads: 128, shared: PART * MMA_LINE * 2 };
+                launch!(self, MLA, "mla_attend_mma", grid; batch.step(), rounded, cache, page_tokens, layers, layer as i32, chosen, width_i, row, heads,
+                    scale, sums)?;
+            } else {
+                let stride = latent.next_multiple_of(4) + 4;
+                let shared = 4 * ((HEADS + 16) * stride + HEADS * 16 + 3 * HEADS);
+                let blocks = [if sums == 0 { 1 } else { parts }, p.heads.div_ceil(HEADS), n];
+                let (grid, folded) = (Grid { blocks, threads: 256, shared }, folded.wrapping_sub(before));
+                launch!(self, MLA, "mla_attend", grid; batch.step(), folded, cache, bf16, page_tokens, layers, layer as i32, chosen, width_i, row,
+                    heads, latent_i, scale, sums, mixed_all)?;
+            }
             if sums != 0 {
                 launch!(self, MLA, "mla_merge", Grid::new([p.heads, n, 1], 256); sums, parts as i32, heads, latent_i, row, mixed_all)?;
             }

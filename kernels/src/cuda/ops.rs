@@ -72,6 +72,9 @@ impl Tiling {
     }
 }
 
+/// Matrices of up to so many outputs and from so many columns on share an output's columns among eight warps.
+const FEW_OUTPUTS: usize = 1024;
+const FEW_OUTPUTS_COLS: usize = 1024;
 /// Rows from which a product is made by blocks of many outputs.
 const BIG_ROWS: usize = 128;
 /// Rows per expert from which the experts' products are.
@@ -105,11 +108,13 @@ impl CudaBackend {
         let round = round && self.precision == Precision::Bf16;
         let (m, tokens, out_stride) = (part.matrix, t.tokens, stride as i32);
         if !(part.mma && round) {
-            let (size, blocks) = if tokens.tiles == 0 { (8, (tokens.rows as usize).div_ceil(8)) } else { (t.size, t.blocks) };
-            debug_assert!(size > 0);
-            let grid = Grid::new([part.rows.div_ceil(8), blocks, 1], 256);
+            let blocks = if tokens.tiles == 0 { (tokens.rows as usize).div_ceil(8) } else { t.blocks };
             let (xs, wide, round) = (x.stride as i32, i32::from(x.wide()), i32::from(round));
-            return launch!(self, part.kind.unit(), "linear_any", grid; m, tokens, x.at, xs, wide, out, out_stride, round);
+            // Of the shape alone, like every order of summation: few outputs leave most of the chip idle, so eight warps share each.
+            let few = tokens.tiles == 0 && part.rows <= FEW_OUTPUTS && part.cols >= FEW_OUTPUTS_COLS;
+            let (outputs, name) = if few { (part.rows, "linear_few") } else { (part.rows.div_ceil(8), "linear_any") };
+            let grid = Grid::new([outputs, blocks, 1], 256);
+            return launch!(self, part.kind.unit(), name, grid; m, tokens, x.at, xs, wide, out, out_stride, round);
         }
         if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
             let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
