@@ -23,13 +23,6 @@ DEVICE u32 mul2(u32 a, u32 b) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
     return d;
 }
-// Two floats rounded to bf16.
-DEVICE u32 pack2(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
 // A type's fragments. STEP: elements of K that a warp takes at once; EACH: those of one lane; AHEAD: steps that are loaded before the
 // first is used; SPLIT: partial sums of a step are multiplied by `factor` before they are added; LATE: what unpacked elements lack.
 template <int T>
@@ -53,6 +46,12 @@ struct Format<T_BF16> {
         out[4] = v.b.x; out[5] = v.b.y; out[6] = v.b.z; out[7] = v.b.w;
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
+    // For rings: 16-byte pieces of a row's step, the word that holds its scale, and both put together.
+    static const int PIECES = 2;
+    static const bool SCALED = false;
+    DEVICE const u8* piece(const Row& r, int k, int i) { return r.q + 2ll * k + 16 * i; }
+    DEVICE const u8* scale_word(const Matrix&, const Row& r, int) { return r.q; }
+    DEVICE Raw join(const uint4* v, u32, int) { return {v[0], v[1]}; }
 };
 
 template <>
@@ -77,6 +76,13 @@ struct Format<T_E4M3> {
         }
     }
     DEVICE float factor(const Raw& v) { return v.f; }
+    static const int PIECES = 1;
+    static const bool SCALED = true;
+    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + k; }
+    DEVICE const u8* scale_word(const Matrix& m, const Row& r, int k) {
+        return r.s + 4 * min_of((k + m.col_off) >> m.bshift, (m.cols - 1 + m.col_off) >> m.bshift);
+    }
+    DEVICE Raw join(const uint4* v, u32 scale, int) { return {v[0], as_float(scale)}; }
 };
 
 // Eight 4-bit floats of a word times a bf16 factor: four registers of pairs, times 2^-126.
@@ -112,6 +118,11 @@ struct Format<T_NVFP4> {
         unpack_e2m1(v.q.w, high, out + 12);
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
+    static const int PIECES = 1;
+    static const bool SCALED = true;
+    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + (k >> 1); }
+    DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 4) & ~3); }
+    DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 4 & 2) * 8)) & 0xffffu}; }
 };
 
 template <>
@@ -135,6 +146,11 @@ struct Format<T_MXFP4> {
         unpack_e2m1(v.q.w, f, out + 12);
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
+    static const int PIECES = 1;
+    static const bool SCALED = true;
+    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + (k >> 1); }
+    DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 5) & ~3); }
+    DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 5 & 3) * 8)) & 0xffu}; }
 };
 
 template <>
@@ -164,31 +180,47 @@ struct Format<T_Q8_0> {
     DEVICE float factor(const Raw& v) { return half_to_float(v.f); }
 };
 
-// EACH activations of a row from column k on as pairs of bf16; zeros where there is no row. Rows start on 16 bytes; f32 rows have a multiple
-// of EACH columns, bf16 rows are padded with zeros to a multiple of 128 (cuda/ops.rs sees to both).
-template <int EACH, bool XB>
-DEVICE void load_x(const u8* row, int k, int cols, u32* out) {
-    if (!row || (!XB && k >= cols)) {
-        UNROLL for (int i = 0; i < EACH / 2; i++) out[i] = 0;
-    } else if (XB) {
-        const uint4* p = (const uint4*)(row + 2ll * k);
-        UNROLL for (int i = 0; i < EACH / 8; i++) {
-            uint4 v = p[i];
-            out[4 * i] = v.x; out[4 * i + 1] = v.y; out[4 * i + 2] = v.z; out[4 * i + 3] = v.w;
+// EACH activations of a row from column k on as pairs of bf16; zeros where there is no row. Rows start on 16 bytes and are padded with
+// zeros to a multiple of 128 (cuda/ops.rs sees to both).
+template <int EACH>
+DEVICE void load_x(const u8* row, int k, u32* out) {
+    UNROLL for (int i = 0; i < EACH / 8; i++) {
+        uint4 v = {0, 0, 0, 0};
+        if (row) v = ((const uint4*)(row + 2ll * k))[i];
+        out[4 * i] = v.x; out[4 * i + 1] = v.y; out[4 * i + 2] = v.z; out[4 * i + 3] = v.w;
+    }
+}
+
+// One step's products: weights `a` (rows 0-7 of the tile) and `b` (8-15), NT tiles of 8 activation rows.
+template <int T, int NT>
+DEVICE void step_product(const typename Format<T>::Raw& a, const typename Format<T>::Raw& b, const u8* const* x, int k, float (*acc)[4]) {
+    typedef Format<T> F;
+    const int E = F::EACH;
+    u32 pa[E / 2], pb[E / 2];
+    F::unpack(a, pa);
+    F::unpack(b, pb);
+    float fa = F::SPLIT ? F::factor(a) : 1.0f, fb = F::SPLIT ? F::factor(b) : 1.0f;
+    UNROLL for (int j = 0; j < NT; j++) {
+        u32 px[E / 2];
+        load_x<E>(x[j], k, px);
+        float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float* c = F::SPLIT ? part : acc[j];
+        UNROLL for (int i = 0; i < E / 4; i++) {
+            u32 frag[4] = {pa[2 * i], pb[2 * i], pa[2 * i + 1], pb[2 * i + 1]};
+            mma(c, frag, px[2 * i], px[2 * i + 1]);
         }
-    } else {
-        const float4* p = (const float4*)(row + 4ll * k);
-        UNROLL for (int i = 0; i < EACH / 4; i++) {
-            float4 v = p[i];
-            out[2 * i] = pack2(v.x, v.y);
-            out[2 * i + 1] = pack2(v.z, v.w);
+        if (F::SPLIT) {
+            acc[j][0] = fma_of(fa, part[0], acc[j][0]);
+            acc[j][1] = fma_of(fa, part[1], acc[j][1]);
+            acc[j][2] = fma_of(fb, part[2], acc[j][2]);
+            acc[j][3] = fma_of(fb, part[3], acc[j][3]);
         }
     }
 }
 
 // Steps [first, end) of K of weight rows `ra` (outputs 0-7 of the tile) and `rb` (8-15), for NT tiles of 8 activation rows; `x[j]` is
 // this lane's row of tile j, or null.
-template <int T, int NT, bool XB>
+template <int T, int NT>
 DEVICE void product(const Matrix& m, const Row& ra, const Row& rb, const u8* const* x, int first, int end, float (*acc)[4]) {
     typedef Format<T> F;
     const int E = F::EACH;
@@ -203,26 +235,7 @@ DEVICE void product(const Matrix& m, const Row& ra, const Row& rb, const u8* con
         }
         UNROLL for (int u = 0; u < AHEAD; u++) {
             if (s + u >= end) break;
-            u32 pa[E / 2], pb[E / 2];
-            F::unpack(a[u], pa);
-            F::unpack(b[u], pb);
-            float fa = F::SPLIT ? F::factor(a[u]) : 1.0f, fb = F::SPLIT ? F::factor(b[u]) : 1.0f;
-            UNROLL for (int j = 0; j < NT; j++) {
-                u32 px[E / 2];
-                load_x<E, XB>(x[j], (s + u) * F::STEP + at, m.cols, px);
-                float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                float* c = F::SPLIT ? part : acc[j];
-                UNROLL for (int i = 0; i < E / 4; i++) {
-                    u32 frag[4] = {pa[2 * i], pb[2 * i], pa[2 * i + 1], pb[2 * i + 1]};
-                    mma(c, frag, px[2 * i], px[2 * i + 1]);
-                }
-                if (F::SPLIT) {
-                    acc[j][0] = fma_of(fa, part[0], acc[j][0]);
-                    acc[j][1] = fma_of(fa, part[1], acc[j][1]);
-                    acc[j][2] = fma_of(fb, part[2], acc[j][2]);
-                    acc[j][3] = fma_of(fb, part[3], acc[j][3]);
-                }
-            }
+            step_product<T, NT>(a[u], b[u], x, (s + u) * F::STEP + at, acc);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     compile::{EXPERTS, MHC, ROWS},
     driver::{Grid, launch},
     memory::{Scratch, Use},
-    pack::PAD,
+    pack::{Kind, PAD},
     weight::{GateUp, Matrix, Part},
 };
 use crate::{MhcParams, Precision, RouterParams};
@@ -72,6 +72,8 @@ impl Tiling {
     }
 }
 
+/// `RING_BYTES` of format.cu.
+const RING_BYTES: usize = 65_536;
 /// Matrices of up to so many outputs and from so many columns on share an output's columns among eight warps.
 const FEW_OUTPUTS: usize = 1024;
 const FEW_OUTPUTS_COLS: usize = 1024;
@@ -96,11 +98,22 @@ impl CudaBackend {
         Ok(Input::Bf16 { at, stride })
     }
 
-    /// Activations as `parts` want them: f32 where few rows can be rounded on the fly, bf16 otherwise.
-    fn input(&self, scratch: &mut Scratch, parts: &[&Part], rows: usize, most_direct: usize, x: Acts) -> Result<Input, String> {
+    /// Activations as `parts` want them: bf16 where any of them goes to the matrix units.
+    fn input(&self, scratch: &mut Scratch, parts: &[&Part], rows: usize, x: Acts) -> Result<Input, String> {
         let cols = parts.first().map_or(0, |p| p.cols);
-        let direct = rows <= most_direct && x.wide() && cols.is_multiple_of(32);
-        if direct || !parts.iter().any(|p| p.mma) { Ok(Input::F32(x)) } else { self.rounded(scratch, rows, cols, x) }
+        if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32(x)) }
+    }
+
+    /// How `ring_tiles` of format.cu is launched for tiles of `size` rows over `outputs` tiles of outputs: as many blocks as the chip holds.
+    fn ring(&self, part: &Part, t: Tiling, outputs: usize) -> Grid {
+        let threads = 32 * part.warps();
+        let (pieces, scaled) = if part.kind == Kind::Bf16 { (4, false) } else { (2, true) };
+        let stages = RING_BYTES / (256 * pieces * 16);
+        let scales = if scaled { stages * 2 * 4 * threads } else { 0 };
+        let shared = stages * pieces * 16 * threads + scales + 2 * part.warps() * t.size * 16 * 4;
+        let (sms, room) = self.sms;
+        let per_sm = (room / (shared + 1024)).clamp(1, 2048 / threads);
+        Grid { blocks: [(sms * per_sm / t.blocks).clamp(1, outputs), t.blocks, 1], threads, shared }
     }
 
     /// `out[row, o] = x[row]·w[o]` over a tiling. `round`: to bf16 first, where the precision says so.
@@ -120,15 +133,17 @@ impl CudaBackend {
             let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
             return launch!(self, part.kind.unit(), "linear_big", grid; m, tokens, at, stride as i32, shares, out, out_stride);
         }
-        let grid = Grid::new([part.rows.div_ceil(16), t.blocks, 1], 32 * part.warps());
-        let (at, xs, name) = match (input, t.size) {
-            (Input::F32(x), 8) => (x.at, x.stride, "linear_1_f32"),
-            (Input::F32(x), 16) => (x.at, x.stride, "linear_2_f32"),
-            (Input::Bf16 { at, stride }, 8) => (at, stride, "linear_1_bf16"),
-            (Input::Bf16 { at, stride }, 16) => (at, stride, "linear_2_bf16"),
-            (Input::Bf16 { at, stride }, 64) => (at, stride, "linear_8_bf16"),
-            (input, size) => return Err(format!("no kernel for tiles of {size} rows of {input:?}")),
+        let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
+        let outputs = part.rows.div_ceil(16);
+        let plain = Grid::new([outputs, t.blocks, 1], 32 * part.warps());
+        let (grid, name) = match (t.size, part.kind) {
+            (8, Kind::Q8_0) => (plain, "linear_1"),
+            (16, Kind::Q8_0) => (plain, "linear_2"),
+            (8, _) => (self.ring(part, t, outputs), "linear_ring_1"),
+            (16, _) => (self.ring(part, t, outputs), "linear_ring_2"),
+            _ => (plain, "linear_8"),
         };
+        let xs = stride;
         launch!(self, part.kind.unit(), name, grid; m, tokens, at, xs as i32, out, out_stride)
     }
 
@@ -139,15 +154,17 @@ impl CudaBackend {
             let (grid, shares, limit) = (Grid::new([half.div_ceil(64), t.blocks, 1], 256), part.warps() as i32, limit_of(limit));
             return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32);
         }
-        let grid = Grid::new([half.div_ceil(8), t.blocks, 1], 32 * part.warps());
-        let (at, xs, name) = match (input, t.size) {
-            (Input::F32(x), 8) => (x.at, x.stride, "glu_1_f32"),
-            (Input::F32(x), 16) => (x.at, x.stride, "glu_2_f32"),
-            (Input::Bf16 { at, stride }, 8) => (at, stride, "glu_1_bf16"),
-            (Input::Bf16 { at, stride }, 16) => (at, stride, "glu_2_bf16"),
-            (Input::Bf16 { at, stride }, 64) => (at, stride, "glu_8_bf16"),
-            (input, size) => return Err(format!("no kernel for tiles of {size} rows of {input:?}")),
+        let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
+        let outputs = half.div_ceil(8);
+        let plain = Grid::new([outputs, t.blocks, 1], 32 * part.warps());
+        let (grid, name) = match (t.size, part.kind) {
+            (8, Kind::Q8_0) => (plain, "glu_1"),
+            (16, Kind::Q8_0) => (plain, "glu_2"),
+            (8, _) => (self.ring(part, t, outputs), "glu_ring_1"),
+            (16, _) => (self.ring(part, t, outputs), "glu_ring_2"),
+            _ => (plain, "glu_8"),
         };
+        let xs = stride;
         launch!(self, part.kind.unit(), name, grid; m, t.tokens, at, xs as i32, limit_of(limit), hidden, padded as i32)
     }
 
@@ -165,7 +182,7 @@ impl CudaBackend {
             return Ok(());
         }
         let parts: Vec<&Part> = w.parts.iter().collect();
-        let input = if round { self.input(scratch, &parts, rows, 16, x)? } else { Input::F32(x) };
+        let input = if round { self.input(scratch, &parts, rows, x)? } else { Input::F32(x) };
         for part in parts {
             self.product(part, Tiling::plain(rows), x, input, out + 4 * part.out0 as u64, w.out, round)?;
         }
@@ -193,7 +210,7 @@ impl CudaBackend {
             && d.mma
         {
             let (t, padded) = (Tiling::plain(rows), half.next_multiple_of(PAD));
-            let input = self.input(scratch, &[gu], rows, 16, x)?;
+            let input = self.input(scratch, &[gu], rows, x)?;
             let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
             self.glu(gu, t, input, limit, hidden, padded)?;
             return self.product(d, t, x, Input::Bf16 { at: hidden, stride: padded }, out, down.out, true);
@@ -255,8 +272,7 @@ impl CudaBackend {
         };
         if let Some(part) = fused {
             let padded = inter.next_multiple_of(PAD);
-            // Tiles of 64 rows are only read in bf16.
-            let input = self.input(scratch, &[part], rows, if size == 8 { rows.min(64) } else { 0 }, x)?;
+            let input = self.input(scratch, &[part], rows, x)?;
             let hidden = scratch.get(&self.device, Use::Hidden, pairs * padded * 2)?;
             self.glu(part, by_row, input, limit, hidden, padded)?;
             self.product(down, by_pair, x, Input::Bf16 { at: hidden, stride: padded }, y, d, true)?;
