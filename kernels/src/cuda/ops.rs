@@ -42,7 +42,8 @@ impl Acts {
 /// Activations as a product takes them.
 #[derive(Clone, Copy, Debug)]
 enum Input {
-    F32(Acts),
+    /// As they are: read by the scalar kernel from where they lie.
+    F32,
     /// Padded with zeros to a multiple of [`PAD`].
     Bf16 {
         at: u64,
@@ -101,7 +102,7 @@ impl CudaBackend {
     /// Activations as `parts` want them: bf16 where any of them goes to the matrix units.
     fn input(&self, scratch: &mut Scratch, parts: &[&Part], rows: usize, x: Acts) -> Result<Input, String> {
         let cols = parts.first().map_or(0, |p| p.cols);
-        if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32(x)) }
+        if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32) }
     }
 
     /// How `ring_tiles` of format.cu is launched for tiles of `size` rows over `outputs` tiles of outputs: as many blocks as the chip holds.
@@ -182,7 +183,7 @@ impl CudaBackend {
             return Ok(());
         }
         let parts: Vec<&Part> = w.parts.iter().collect();
-        let input = if round { self.input(scratch, &parts, rows, x)? } else { Input::F32(x) };
+        let input = if round { self.input(scratch, &parts, rows, x)? } else { Input::F32 };
         for part in parts {
             self.product(part, Tiling::plain(rows), x, input, out + 4 * part.out0 as u64, w.out, round)?;
         }
@@ -280,7 +281,7 @@ impl CudaBackend {
             let hidden = scratch.get(&self.device, Use::Hidden, 4 * pairs * 2 * inter)?;
             let scalar = |part: &Part, t, x: Acts, out, stride| {
                 // The scalar kernel takes any tile; matrix units would need their own layout of what lies between.
-                self.product(&part.scalar(), t, x, Input::F32(x), out, stride, true)
+                self.product(&part.scalar(), t, x, Input::F32, out, stride, true)
             };
             match gate_up {
                 GateUp::Stacked(part) => scalar(part, by_row, x, hidden, 2 * inter)?,
