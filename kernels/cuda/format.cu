@@ -407,10 +407,8 @@ KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int sh
     KERNEL BOUNDS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
         glu_tile<NT>(m, t, x, x_stride, limit, hidden, padded); \
     }
-#if WEIGHT == 6
 FEW(1)
 FEW(2)
-#endif
 FEW(8)
 
 #endif

@@ -8,19 +8,21 @@
 // Columns of the hidden width that one block of `mhc_mix` owns.
 #define SLICE 64
 
-// Element i of a row of plain floats.
+// Element i of a row of F32 or F16.
 DEVICE float float_at(int type, const u8* row, long long i) {
-    if (type == T_F32) return ((const float*)row)[i];
-    u16 v = ((const u16*)row)[i];
-    return type == T_BF16 ? from_bf16(v) : half_to_float(v);
+    return type == T_F32 ? ((const float*)row)[i] : half_to_float(((const u16*)row)[i]);
 }
 
 // The slice's part of gate j's row of fn times the streams, of one thread.
 DEVICE float slice_part(const Matrix& fn, int j, const float* s, int n, int d, int c0, int width) {
     float sum = 0.0f;
-    if (fn.type > T_BF16) {
-        // Quantised rows: eight columns at a time (their widths are multiples of a block, and so of eight).
-        Row row = row_of(fn, 0, j);
+    Row row = row_of(fn, 0, j);
+    if (fn.type >= T_BF16 && d % 8 != 0) {
+        for (int m = 0; m < n; m++)
+            for (int c = lane_id(); c < width; c += 32) sum = fma_of(s[m * SLICE + c], element(fn, row, m * d + c0 + c), sum);
+        return sum;
+    }
+    if (fn.type >= T_BF16) {
         for (int i = lane_id(); i < n * (width / 8); i += 32) {
             int m = i / (width / 8), c = i % (width / 8) * 8;
             float v[8];
@@ -29,9 +31,8 @@ DEVICE float slice_part(const Matrix& fn, int j, const float* s, int n, int d, i
         }
         return sum;
     }
-    const u8* w = fn.q + (long long)j * fn.q_row;
     for (int m = 0; m < n; m++)
-        for (int c = lane_id(); c < width; c += 32) sum = fma_of(s[m * SLICE + c], float_at(fn.type, w, (long long)m * d + c0 + c), sum);
+        for (int c = lane_id(); c < width; c += 32) sum = fma_of(s[m * SLICE + c], float_at(fn.type, row.q, (long long)m * d + c0 + c), sum);
     return sum;
 }
 

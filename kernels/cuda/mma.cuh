@@ -36,8 +36,9 @@ struct Format<T_BF16> {
     struct Raw { uint4 a, b; };
     DEVICE Raw load(const Matrix&, const Row& r, int k) {
         Raw v;
-        v.a = load_stream16(r.q + 2ll * k);
-        v.b = load_stream16(r.q + 2ll * k + 16);
+        const u8* p = spot<T_BF16>(r, k);
+        v.a = load_stream16(p);
+        v.b = load_stream16(p + 512);
         return v;
     }
     // Registers: pairs of elements in order.
@@ -49,7 +50,7 @@ struct Format<T_BF16> {
     // For rings: 16-byte pieces of a row's step, the word that holds its scale, and both put together.
     static const int PIECES = 2;
     static const bool SCALED = false;
-    DEVICE const u8* piece(const Row& r, int k, int i) { return r.q + 2ll * k + 16 * i; }
+    DEVICE const u8* piece(const Row& r, int k, int i) { return spot<T_BF16>(r, k) + 512 * i; }
     DEVICE const u8* scale_word(const Matrix&, const Row& r, int) { return r.q; }
     DEVICE Raw join(const uint4* v, u32, int) { return {v[0], v[1]}; }
 };
@@ -62,7 +63,7 @@ struct Format<T_E4M3> {
     struct Raw { uint4 q; float f; };
     DEVICE Raw load(const Matrix& m, const Row& r, int k) {
         Raw v;
-        v.q = load_stream16(r.q + k);
+        v.q = load_stream16(spot<T_E4M3>(r, k));
         int last = (m.cols - 1 + m.col_off) >> m.bshift;
         v.f = r.s ? ((const float*)r.s)[min_of((k + m.col_off) >> m.bshift, last)] : 1.0f;
         return v;
@@ -78,7 +79,7 @@ struct Format<T_E4M3> {
     DEVICE float factor(const Raw& v) { return v.f; }
     static const int PIECES = 1;
     static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + k; }
+    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_E4M3>(r, k); }
     DEVICE const u8* scale_word(const Matrix& m, const Row& r, int k) {
         return r.s + 4 * min_of((k + m.col_off) >> m.bshift, (m.cols - 1 + m.col_off) >> m.bshift);
     }
@@ -101,7 +102,7 @@ struct Format<T_NVFP4> {
     struct Raw { uint4 q; u32 f; };
     DEVICE Raw load(const Matrix&, const Row& r, int k) {
         Raw v;
-        v.q = load_stream16(r.q + (k >> 1));
+        v.q = load_stream16(spot<T_NVFP4>(r, k));
         v.f = *(const u16*)(r.s + (k >> 4));
         return v;
     }
@@ -120,7 +121,7 @@ struct Format<T_NVFP4> {
     DEVICE float factor(const Raw&) { return 1.0f; }
     static const int PIECES = 1;
     static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + (k >> 1); }
+    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_NVFP4>(r, k); }
     DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 4) & ~3); }
     DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 4 & 2) * 8)) & 0xffffu}; }
 };
@@ -133,7 +134,7 @@ struct Format<T_MXFP4> {
     struct Raw { uint4 q; u32 f; };
     DEVICE Raw load(const Matrix&, const Row& r, int k) {
         Raw v;
-        v.q = load_stream16(r.q + (k >> 1));
+        v.q = load_stream16(spot<T_MXFP4>(r, k));
         v.f = r.s[k >> 5];
         return v;
     }
@@ -148,7 +149,7 @@ struct Format<T_MXFP4> {
     DEVICE float factor(const Raw&) { return 1.0f; }
     static const int PIECES = 1;
     static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return r.q + (k >> 1); }
+    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_MXFP4>(r, k); }
     DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 5) & ~3); }
     DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 5 & 3) * 8)) & 0xffu}; }
 };
@@ -161,7 +162,7 @@ struct Format<T_Q8_0> {
     struct Raw { uint2 q; u16 f; };
     DEVICE Raw load(const Matrix&, const Row& r, int k) {
         Raw v;
-        v.q = load_stream8(r.q + k);
+        v.q = load_stream8(spot<T_Q8_0>(r, k));
         v.f = ((const u16*)r.s)[k >> 5];
         return v;
     }

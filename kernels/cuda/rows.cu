@@ -77,6 +77,17 @@ KERNEL BOUNDS(256) order_nibbles(u32* words, long long n) {
     words[i] = to;
 }
 
+// Rows as they were packed -> tiles of 16 as weights.cuh describes them, 8 bytes per thread. `bytes`: of one lane (Span::BYTES).
+KERNEL BOUNDS(256) tile_rows(const u8* from, u8* to, int q_row, int bytes, long long words) {
+    long long i = (long long)block_x() * threads() + tid();
+    if (i >= words) return;
+    int row = (int)(i / (q_row >> 3)), at = (int)(i % (q_row >> 3)) * 8, step = at / (4 * bytes), lane = at % (4 * bytes) / bytes;
+    int inner = at % bytes, piece = bytes < 16 ? bytes : 16;
+    long long place = (long long)(row >> 4) * 16 * q_row + (long long)step * 64 * bytes + (row >> 3 & 1) * 32 * bytes + inner / 16 * 512 +
+                      ((row & 7) * 4 + lane) * piece + inner % 16;
+    *(u64*)(to + place) = *(const u64*)(from + 8 * i);
+}
+
 // Reads memory as fast as it goes: what other kernels are measured against. `out` is only written where a sum is one that never comes.
 KERNEL BOUNDS(512) read_all(const uint4* p, long long n, u32* out) {
     u32 sum = 0;

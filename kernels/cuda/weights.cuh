@@ -1,6 +1,8 @@
 // Stored matrices: how rows of each type are laid out in device memory and read as f32. Neighbours: cuda/weight.rs lays them out so.
 //
-// A row's elements are contiguous, padded with zeros to a multiple of 128 elements, and start on 16 bytes.
+// Rows are padded with zeros to a multiple of 128 elements. F32 and F16 lie row by row. All other types lie in tiles of 16 rows as a warp reads
+// them for the matrix units: `[tile][step][half of 8 rows][piece][row][lane of 4][16 bytes]`, where a step is what four lanes take of a row at
+// once, so that every load of a warp is 512 bytes in a row. `spot` finds an element.
 //
 // | type | elements | scales |
 // |---|---|---|
@@ -23,7 +25,7 @@ struct Matrix {
     float global;     // factor of every element
     int rows;
     int cols;    // without padding
-    int q_row;   // bytes from one row to the next
+    int q_row;   // bytes of a padded row
     int s_row;   // bytes from one row of scales to the next
     int brows;   // E4M3: rows per scale
     int bshift;  // E4M3: log2 of columns per scale
@@ -42,9 +44,32 @@ struct Row {
     float late;
 };
 
+// Elements of K that a warp takes of a row at once, those of one of its four lanes, and their bytes.
+template <int T>
+struct Span {
+    static const int STEP = T == T_BF16 || T == T_E4M3 ? 64 : T == T_Q8_0 ? 32 : 128;
+    static const int EACH = STEP / 4;
+    static const int BYTES = T == T_BF16 ? 32 : T == T_Q8_0 ? 8 : 16;
+    static const int PIECE = BYTES < 16 ? BYTES : 16;
+};
+
+// Where element k of a row lies (k a multiple of 8; of a tiled type).
+template <int T>
+DEVICE const u8* spot(const Row& r, int k) {
+    typedef Span<T> S;
+    int byte = k % S::EACH * S::BYTES / S::EACH;
+    return r.q + (long long)(k / S::STEP) * (64 * S::BYTES) + byte / 16 * 512 + k % S::STEP / S::EACH * S::PIECE + byte % 16;
+}
+
 DEVICE Row row_of(const Matrix& m, int expert, int row) {
     Row r;
-    r.q = m.q + expert * m.q_each + (long long)row * m.q_row;
+    r.q = m.q + expert * m.q_each;
+    if (m.type < T_BF16) {
+        r.q += (long long)row * m.q_row;
+    } else {
+        int bytes = m.type == T_BF16 ? 32 : m.type == T_Q8_0 ? 8 : 16, piece = m.type == T_Q8_0 ? 8 : 16;
+        r.q += (long long)(row >> 4) * 16 * m.q_row + (row >> 3 & 1) * 32 * bytes + (row & 7) * 4 * piece;
+    }
     int srow = m.type == T_E4M3 ? (row + m.row_off) / m.brows : row;
     r.s = m.s ? m.s + expert * m.s_each + (long long)srow * m.s_row : (const u8*)0;
     r.late = m.factors ? m.factors[expert * m.factor_each + row / m.factor_rows] : m.global;
@@ -81,7 +106,7 @@ DEVICE void load8_f16(const Matrix&, const Row& r, int k, float* w) {
     }
 }
 DEVICE void load8_bf16(const Matrix&, const Row& r, int k, float* w) {
-    uint4 v = *(const uint4*)(r.q + 2ll * k);
+    uint4 v = *(const uint4*)spot<T_BF16>(r, k);
     u32 a[4] = {v.x, v.y, v.z, v.w};
     UNROLL for (int i = 0; i < 4; i++) {
         w[2 * i] = as_float(a[i] << 16);
@@ -89,7 +114,7 @@ DEVICE void load8_bf16(const Matrix&, const Row& r, int k, float* w) {
     }
 }
 DEVICE void load8_e4m3(const Matrix& m, const Row& r, int k, float* w) {
-    uint2 v = *(const uint2*)(r.q + k);
+    uint2 v = *(const uint2*)spot<T_E4M3>(r, k);
     const float* s = (const float*)r.s;
     int last = (m.cols - 1 + m.col_off) >> m.bshift; // padding has no scale of its own
     UNROLL for (int i = 0; i < 8; i++) {
@@ -99,17 +124,17 @@ DEVICE void load8_e4m3(const Matrix& m, const Row& r, int k, float* w) {
     }
 }
 DEVICE void load8_nvfp4(const Matrix&, const Row& r, int k, float* w) {
-    u32 v = *(const u32*)(r.q + (k >> 1));
+    u32 v = *(const u32*)spot<T_NVFP4>(r, k);
     float f = e4m3(r.s[k >> 4]);
     UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
 }
 DEVICE void load8_mxfp4(const Matrix&, const Row& r, int k, float* w) {
-    u32 v = *(const u32*)(r.q + (k >> 1));
+    u32 v = *(const u32*)spot<T_MXFP4>(r, k);
     float f = e8m0(r.s[k >> 5]);
     UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
 }
 DEVICE void load8_q8_0(const Matrix&, const Row& r, int k, float* w) {
-    uint2 v = *(const uint2*)(r.q + k);
+    uint2 v = *(const uint2*)spot<T_Q8_0>(r, k);
     float d = half_to_float(((const u16*)r.s)[k >> 5]);
     UNROLL for (int i = 0; i < 8; i++) {
         u32 word = i < 4 ? v.x : v.y;
@@ -142,6 +167,14 @@ DEVICE void load8_any(const Matrix& m, const Row& r, int k, float* w) {
     if (r.late != 1.0f) {
         UNROLL for (int i = 0; i < 8; i++) w[i] *= r.late;
     }
+}
+
+// Any single element: slow, for odd sizes.
+DEVICE float element(const Matrix& m, const Row& r, int k) {
+    float w[8], v = 0.0f;
+    load8_any(m, r, k & ~7, w);
+    UNROLL for (int i = 0; i < 8; i++) v = (k & 7) == i ? w[i] : v;
+    return v;
 }
 
 // Eight values of a row of activations from column k on, zeros from `cols` on; `wide`: rows start on 16 bytes.

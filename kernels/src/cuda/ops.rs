@@ -85,6 +85,12 @@ const BIG_EXPERT_ROWS: usize = 24;
 /// Rows that go through the experts at a time: bounds the scratch.
 const EXPERT_ROWS: usize = 1024;
 
+/// While the two ways of few rows are measured against each other.
+fn ring() -> bool {
+    static RING: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *RING.get_or_init(|| std::env::var("TANDEM_CUDA_RING").is_ok_and(|v| v == "1"))
+}
+
 fn limit_of(limit: Option<f32>) -> f32 {
     limit.unwrap_or(f32::INFINITY)
 }
@@ -140,8 +146,10 @@ impl CudaBackend {
         let (grid, name) = match (t.size, part.kind) {
             (8, Kind::Q8_0) => (plain, "linear_1"),
             (16, Kind::Q8_0) => (plain, "linear_2"),
-            (8, _) => (self.ring(part, t, outputs), "linear_ring_1"),
-            (16, _) => (self.ring(part, t, outputs), "linear_ring_2"),
+            (8, _) if ring() => (self.ring(part, t, outputs), "linear_ring_1"),
+            (16, _) if ring() => (self.ring(part, t, outputs), "linear_ring_2"),
+            (8, _) => (plain, "linear_1"),
+            (16, _) => (plain, "linear_2"),
             _ => (plain, "linear_8"),
         };
         let xs = stride;
@@ -161,8 +169,10 @@ impl CudaBackend {
         let (grid, name) = match (t.size, part.kind) {
             (8, Kind::Q8_0) => (plain, "glu_1"),
             (16, Kind::Q8_0) => (plain, "glu_2"),
-            (8, _) => (self.ring(part, t, outputs), "glu_ring_1"),
-            (16, _) => (self.ring(part, t, outputs), "glu_ring_2"),
+            (8, _) if ring() => (self.ring(part, t, outputs), "glu_ring_1"),
+            (16, _) if ring() => (self.ring(part, t, outputs), "glu_ring_2"),
+            (8, _) => (plain, "glu_1"),
+            (16, _) => (plain, "glu_2"),
             _ => (plain, "glu_8"),
         };
         let xs = stride;
@@ -335,8 +345,7 @@ impl CudaBackend {
         }
         let slices = d.div_ceil(MHC_SLICE);
         let m = match fn_ {
-            Some(part) if part.kind.is_float() || d.is_multiple_of(8) => part.matrix,
-            Some(part) => return Err(format!("fn is {}; that needs a hidden width that is a multiple of 8", part.kind)),
+            Some(part) => part.matrix,
             None => Matrix::none(),
         };
         let partial = scratch.get(&self.device, Use::Mhc, 4 * rows * slices * (n * (n + 2) + 1))?;

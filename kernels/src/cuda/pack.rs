@@ -54,6 +54,16 @@ impl Kind {
         }
     }
 
+    /// Bytes that one of the four lanes of a row takes at once, of the types that lie in tiles (weights.cuh, `Span::BYTES`).
+    pub(super) fn lane_bytes(self) -> Option<usize> {
+        match self {
+            Self::F32 | Self::F16 => None,
+            Self::Bf16 => Some(32),
+            Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 => Some(16),
+            Self::Q8_0 => Some(8),
+        }
+    }
+
     fn bits(self) -> usize {
         match self {
             Self::F32 => 32,

@@ -198,10 +198,14 @@ impl CudaBackend {
         let uniform = globals.iter().all(|g| *g == globals[0]) || layout.kind.is_float();
         self.kernels.load(layout.kind.unit()).map_err(|e| refused(experts[0][0], e))?;
 
-        let (q_each, s_each) = (layout.rows * layout.q_row(), layout.s_rows() * layout.s_row());
+        // Tiled types come in whole tiles of 16 rows.
+        let tiled = layout.kind.lane_bytes();
+        let padded_rows = if tiled.is_some() { layout.rows.next_multiple_of(16) } else { layout.rows };
+        let (q_each, s_each) = (padded_rows * layout.q_row(), layout.s_rows() * layout.s_row());
         let what = experts[0][0].name();
         let q = self.device.alloc(what, q_each * experts.len())?;
         let s = self.device.alloc(what, s_each * experts.len())?;
+        let flat = tiled.map(|_| self.device.alloc(what, q_each)).transpose()?;
         let mut mma = layout.fits_mma() && self.precision == Precision::Bf16;
         let (mut q_host, mut s_host) = (vec![0u8; q_each], vec![0u8; s_each]);
         for (i, expert) in experts.iter().enumerate() {
@@ -214,11 +218,18 @@ impl CudaBackend {
                 mma &= pack(m, &own, &mut q_host[q_at..q_at + q_len], &mut s_host[s_at..s_at + s_len]);
                 (q_at, s_at) = (q_at + q_len, s_at + s_len);
             }
+            let place = q.at() + (i * q_each) as u64;
             let mut staging = self.staging.lock();
-            // SAFETY: each expert's part lies inside of what was allocated for all.
+            // SAFETY: each expert's part lies inside of what was allocated for all, and fills the room for one.
             unsafe {
-                staging.upload(&q_host, q.at() + (i * q_each) as u64).map_err(|e| refused(expert[0], e))?;
+                staging.upload(&q_host, flat.as_ref().map_or(place, Memory::at)).map_err(|e| refused(expert[0], e))?;
                 staging.upload(&s_host, s.at() + (i * s_each) as u64).map_err(|e| refused(expert[0], e))?;
+            }
+            if let (Some(flat), Some(bytes)) = (&flat, tiled) {
+                let (words, q_row) = (q_each / 8, layout.q_row() as i32);
+                let grid = Grid::new([words.div_ceil(256), 1, 1], 256);
+                launch!(self, super::compile::ROWS, "tile_rows", grid; flat.at(), place, q_row, bytes as i32, words as i64)
+                    .map_err(|e| refused(expert[0], e))?;
             }
         }
         if matches!(layout.kind, Kind::Nvfp4 | Kind::Mxfp4) {
