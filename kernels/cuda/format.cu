@@ -186,118 +186,6 @@ DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
     }
 }
 
-#if WEIGHT != 6
-// Few rows: as many blocks as the chip holds, each through many tiles of 16 outputs; every lane has a ring of its own in shared memory, into
-// which its pieces of the weights arrive STAGES steps ahead, across the ends of tiles: the memory never waits for sums to be joined.
-// Activations are bf16 and stay in the first cache. Bits as above.
-#define RING_BYTES 65536
-template <int NT, bool GLU>
-DEVICE void ring_tiles(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float* out, int out_stride, float limit, u16* hidden, int padded) {
-    typedef Format<WEIGHT> F;
-    const int P = 2 * F::PIECES, STAGES = RING_BYTES / (256 * P * 16);
-    const int LANES = threads();
-    extern SHARED float shared[];
-    uint4* ring = (uint4*)shared;                                   // [STAGES][P][LANES]
-    u32* scales = (u32*)(ring + STAGES * P * LANES);                // [STAGES][2][LANES]
-    float* sums = (float*)(scales + (F::SCALED ? STAGES * 2 * LANES : 0)); // [warps][NT * 128], twice
-    Tile tile;
-    if (!tile_of(t, NT * 8, &tile)) return;
-    int warps = LANES >> 5, warp = tid() >> 5, g = lane_id() >> 2, q = lane_id() & 3, half = m.rows >> 1;
-    int each = GLU ? 8 : 16, outputs = GLU ? half : m.rows, tiles = div_up(outputs, each);
-    int steps = div_up(m.cols, F::STEP), share = div_up(steps, warps), first = warp * share, mine = max_of(min_of(steps, first + share) - first, 0);
-    const u8* rows[NT];
-    lane_rows<NT>(t, tile, x, x_stride, 0, rows);
-
-    // What is fetched next: a tile of this block and a step of it.
-    int f_tile = block_x(), f_step = 0, f_stage = 0;
-    Row fa, fb;
-    auto aim = [&]() {
-        if (f_tile >= tiles) return;
-        int o = f_tile * each + g;
-        fa = row_of(m, tile.expert, GLU ? min_of(o, half - 1) : min_of(o, m.rows - 1));
-        fb = row_of(m, tile.expert, GLU ? half + min_of(o, half - 1) : min_of(o + 8, m.rows - 1));
-    };
-    auto fetch = [&]() {
-        if (f_tile < tiles && mine > 0) {
-            int k = (first + f_step) * F::STEP + q * F::EACH;
-            UNROLL for (int i = 0; i < F::PIECES; i++) {
-                copy_ahead16(&ring[(f_stage * P + i) * LANES + tid()], F::piece(fa, k, i));
-                copy_ahead16(&ring[(f_stage * P + F::PIECES + i) * LANES + tid()], F::piece(fb, k, i));
-            }
-            if (F::SCALED) {
-                copy_ahead4(&scales[(f_stage * 2) * LANES + tid()], F::scale_word(m, fa, k));
-                copy_ahead4(&scales[(f_stage * 2 + 1) * LANES + tid()], F::scale_word(m, fb, k));
-            }
-            if (++f_step == mine) {
-                f_step = 0;
-                f_tile += grid_x();
-                aim();
-            }
-        }
-        copy_ahead_end();
-        f_stage = f_stage + 1 == STAGES ? 0 : f_stage + 1;
-    };
-    aim();
-    UNROLL for (int i = 0; i < STAGES - 1; i++) fetch();
-    int stage = 0, flip = 0;
-    for (int at = block_x(); at < tiles; at += grid_x()) {
-        float acc[NT][4] = {};
-        for (int s = 0; s < mine; s++) {
-            copy_ahead_wait<STAGES - 2>();
-            int k = (first + s) * F::STEP + q * F::EACH;
-            uint4 va[F::PIECES], vb[F::PIECES];
-            UNROLL for (int i = 0; i < F::PIECES; i++) {
-                va[i] = ring[(stage * P + i) * LANES + tid()];
-                vb[i] = ring[(stage * P + F::PIECES + i) * LANES + tid()];
-            }
-            u32 sa = F::SCALED ? scales[(stage * 2) * LANES + tid()] : 0, sb = F::SCALED ? scales[(stage * 2 + 1) * LANES + tid()] : 0;
-            fetch(); // into the stage that was read a step ago
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            step_product<WEIGHT, NT>(F::join(va, sa, k), F::join(vb, sb, k), rows, k, acc);
-        }
-        // Two rooms in turn: one barrier a tile is enough.
-        float* room = sums + flip * warps * NT * 128;
-        flip ^= 1;
-        UNROLL for (int j = 0; j < NT; j++)
-            UNROLL for (int c = 0; c < 4; c++) room[warp * NT * 128 + j * 128 + lane_id() * 4 + c] = acc[j][c];
-        barrier();
-        if (GLU) {
-            int h0 = at * 8;
-            for (int n = tid(); n < NT * 64; n += threads()) {
-                int row = n & 7, i = n >> 3, from = (i >> 3) * 128 + (row * 4 + ((i & 7) >> 1)) * 4 + (i & 1);
-                if (i < tile.count) {
-                    u16* to = hidden + (long long)entry(t, tile, i) * padded;
-                    int h = min_of(h0 + row, half - 1);
-                    float gate = joined(room, NT * 128, from) * (row_of(m, tile.expert, h).late * F::LATE);
-                    float up = joined(room, NT * 128, from + 2) * (row_of(m, tile.expert, half + h).late * F::LATE);
-                    if (h0 + row < half) to[h0 + row] = to_bf16(swiglu(gate, up, limit));
-                    if (h0 + 8 >= half && row == 0)
-                        for (int e = half; e < padded; e++) to[e] = 0;
-                }
-            }
-        } else {
-            int o0 = at * 16;
-            for (int n = tid(); n < NT * 128; n += threads()) {
-                int lane = (n >> 2) & 31, c = n & 3;
-                int o = o0 + (lane >> 2) + ((c >> 1) << 3), i = (n >> 7) * 8 + ((lane & 3) << 1) + (c & 1);
-                if (o < m.rows && i < tile.count)
-                    out[(long long)entry(t, tile, i) * out_stride + o] = joined(room, NT * 128, n) * (row_of(m, tile.expert, o).late * F::LATE);
-            }
-        }
-    }
-}
-
-#define RING(NT) \
-    KERNEL BOUNDS(256) linear_ring_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
-        ring_tiles<NT, false>(m, t, x, x_stride, out, out_stride, 0.0f, (u16*)0, 0); \
-    } \
-    KERNEL BOUNDS(256) glu_ring_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
-        ring_tiles<NT, true>(m, t, x, x_stride, (float*)0, 0, limit, hidden, padded); \
-    }
-RING(1)
-RING(2)
-#endif
-
 // Many rows: a block owns 64 rows of activations and 16 outputs (or 8 hidden) per warp; all of K passes each warp, share by share in the order
 // of `joined`, so that the bits are those of the kernels above. Activations go through shared memory, two steps deep.
 template <bool GLU>
@@ -400,15 +288,15 @@ KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int sh
     big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
 }
 
-#define FEW(NT) \
-    KERNEL BOUNDS(256) linear_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
+#define FEW(NT, BLOCKS) \
+    KERNEL BLOCKS(256) linear_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
         linear_tile<NT>(m, t, x, x_stride, out, out_stride); \
     } \
-    KERNEL BOUNDS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
+    KERNEL BLOCKS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
         glu_tile<NT>(m, t, x, x_stride, limit, hidden, padded); \
     }
-FEW(1)
-FEW(2)
-FEW(8)
+FEW(1, BOUNDS_3)
+FEW(2, BOUNDS)
+FEW(8, BOUNDS)
 
 #endif

@@ -47,12 +47,6 @@ struct Format<T_BF16> {
         out[4] = v.b.x; out[5] = v.b.y; out[6] = v.b.z; out[7] = v.b.w;
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
-    // For rings: 16-byte pieces of a row's step, the word that holds its scale, and both put together.
-    static const int PIECES = 2;
-    static const bool SCALED = false;
-    DEVICE const u8* piece(const Row& r, int k, int i) { return spot<T_BF16>(r, k) + 512 * i; }
-    DEVICE const u8* scale_word(const Matrix&, const Row& r, int) { return r.q; }
-    DEVICE Raw join(const uint4* v, u32, int) { return {v[0], v[1]}; }
 };
 
 template <>
@@ -77,13 +71,6 @@ struct Format<T_E4M3> {
         }
     }
     DEVICE float factor(const Raw& v) { return v.f; }
-    static const int PIECES = 1;
-    static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_E4M3>(r, k); }
-    DEVICE const u8* scale_word(const Matrix& m, const Row& r, int k) {
-        return r.s + 4 * min_of((k + m.col_off) >> m.bshift, (m.cols - 1 + m.col_off) >> m.bshift);
-    }
-    DEVICE Raw join(const uint4* v, u32 scale, int) { return {v[0], as_float(scale)}; }
 };
 
 // Eight 4-bit floats of a word times a bf16 factor: four registers of pairs, times 2^-126.
@@ -119,11 +106,6 @@ struct Format<T_NVFP4> {
         unpack_e2m1(v.q.w, high, out + 12);
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
-    static const int PIECES = 1;
-    static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_NVFP4>(r, k); }
-    DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 4) & ~3); }
-    DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 4 & 2) * 8)) & 0xffffu}; }
 };
 
 template <>
@@ -147,11 +129,6 @@ struct Format<T_MXFP4> {
         unpack_e2m1(v.q.w, f, out + 12);
     }
     DEVICE float factor(const Raw&) { return 1.0f; }
-    static const int PIECES = 1;
-    static const bool SCALED = true;
-    DEVICE const u8* piece(const Row& r, int k, int) { return spot<T_MXFP4>(r, k); }
-    DEVICE const u8* scale_word(const Matrix&, const Row& r, int k) { return r.s + ((k >> 5) & ~3); }
-    DEVICE Raw join(const uint4* v, u32 scale, int k) { return {v[0], (scale >> ((k >> 5 & 3) * 8)) & 0xffu}; }
 };
 
 template <>

@@ -22,6 +22,7 @@ typedef unsigned long long u64;
 #define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define BOUNDS_2(threads) BOUNDS(threads)
+#define BOUNDS_3(threads) BOUNDS(threads)
 #define ALIGNED __attribute__((aligned(16)))
 #define RESTRICT __restrict__
 
@@ -67,6 +68,7 @@ DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, _
 #define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __launch_bounds__(threads)
 #define BOUNDS_2(threads) __launch_bounds__(threads, 2) // two blocks at a time
+#define BOUNDS_3(threads) __launch_bounds__(threads, 3)
 #define ALIGNED __align__(16)
 #define RESTRICT __restrict__
 
@@ -75,7 +77,6 @@ DEVICE int block_x() { return (int)blockIdx.x; }
 DEVICE int block_y() { return (int)blockIdx.y; }
 DEVICE int block_z() { return (int)blockIdx.z; }
 DEVICE int threads() { return (int)blockDim.x; }
-DEVICE int grid_x() { return (int)gridDim.x; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE int lane_id() { return (int)threadIdx.x & 31; }
@@ -104,16 +105,6 @@ DEVICE uint2 load_stream8(const void* p) {
     return v;
 }
 DEVICE int count_up(int* where, int by) { return atomicAdd(where, by); }
-// Copies to shared memory that arrive later: in groups, which are waited for from the oldest on. A lane reads what it copied itself.
-DEVICE void copy_ahead16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-DEVICE void copy_ahead4(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-DEVICE void copy_ahead_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEVICE void copy_ahead_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 #endif
 

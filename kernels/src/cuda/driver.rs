@@ -249,8 +249,7 @@ struct Module {
 unsafe impl Send for Module {}
 
 /// Kernels whose shared memory is sized at launch.
-const DYNAMIC_SHARED: [&str; 7] =
-    ["mla_attend", "mla_attend_mma", "index_score", "linear_ring_1", "linear_ring_2", "glu_ring_1", "glu_ring_2"];
+const DYNAMIC_SHARED: [&str; 3] = ["mla_attend", "mla_attend_mma", "index_score"];
 /// Shared memory of a block that every supported chip has (8.6, 8.9 and 12.0 have the least).
 pub(super) const MOST_SHARED: usize = 99 << 10;
 /// What such kernels use beside it.

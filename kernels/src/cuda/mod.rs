@@ -68,8 +68,6 @@ pub struct CudaBackend {
     info: DeviceInfo,
     precision: Precision,
     device: Arc<driver::Device>,
-    /// Multiprocessors, and bytes of shared memory of each.
-    sms: (usize, usize),
     kernels: driver::Kernels,
     scratch: Mutex<memory::Scratch>,
     staging: Mutex<memory::Staging>,
@@ -105,7 +103,6 @@ impl CudaBackend {
             },
             precision: options.precision,
             device,
-            sms: (found.sms as usize, found.shared),
             kernels,
             scratch: Mutex::default(),
             staging: Mutex::new(staging),

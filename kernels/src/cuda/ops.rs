@@ -8,7 +8,7 @@ use super::{
     compile::{EXPERTS, MHC, ROWS},
     driver::{Grid, launch},
     memory::{Scratch, Use},
-    pack::{Kind, PAD},
+    pack::PAD,
     weight::{GateUp, Matrix, Part},
 };
 use crate::{MhcParams, Precision, RouterParams};
@@ -73,8 +73,6 @@ impl Tiling {
     }
 }
 
-/// `RING_BYTES` of format.cu.
-const RING_BYTES: usize = 65_536;
 /// Matrices of up to so many outputs and from so many columns on share an output's columns among eight warps.
 const FEW_OUTPUTS: usize = 1024;
 const FEW_OUTPUTS_COLS: usize = 1024;
@@ -84,12 +82,6 @@ const BIG_ROWS: usize = 128;
 const BIG_EXPERT_ROWS: usize = 24;
 /// Rows that go through the experts at a time: bounds the scratch.
 const EXPERT_ROWS: usize = 1024;
-
-/// While the two ways of few rows are measured against each other.
-fn ring() -> bool {
-    static RING: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *RING.get_or_init(|| std::env::var("TANDEM_CUDA_RING").is_ok_and(|v| v == "1"))
-}
 
 fn limit_of(limit: Option<f32>) -> f32 {
     limit.unwrap_or(f32::INFINITY)
@@ -111,18 +103,6 @@ impl CudaBackend {
         if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32) }
     }
 
-    /// How `ring_tiles` of format.cu is launched for tiles of `size` rows over `outputs` tiles of outputs: as many blocks as the chip holds.
-    fn ring(&self, part: &Part, t: Tiling, outputs: usize) -> Grid {
-        let threads = 32 * part.warps();
-        let (pieces, scaled) = if part.kind == Kind::Bf16 { (4, false) } else { (2, true) };
-        let stages = RING_BYTES / (256 * pieces * 16);
-        let scales = if scaled { stages * 2 * 4 * threads } else { 0 };
-        let shared = stages * pieces * 16 * threads + scales + 2 * part.warps() * t.size * 16 * 4;
-        let (sms, room) = self.sms;
-        let per_sm = (room / (shared + 1024)).clamp(1, 2048 / threads);
-        Grid { blocks: [(sms * per_sm / t.blocks).clamp(1, outputs), t.blocks, 1], threads, shared }
-    }
-
     /// `out[row, o] = x[row]·w[o]` over a tiling. `round`: to bf16 first, where the precision says so.
     fn product(&self, part: &Part, t: Tiling, x: Acts, input: Input, out: u64, stride: usize, round: bool) -> Result<(), String> {
         let round = round && self.precision == Precision::Bf16;
@@ -141,19 +121,13 @@ impl CudaBackend {
             return launch!(self, part.kind.unit(), "linear_big", grid; m, tokens, at, stride as i32, shares, out, out_stride);
         }
         let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let outputs = part.rows.div_ceil(16);
-        let plain = Grid::new([outputs, t.blocks, 1], 32 * part.warps());
-        let (grid, name) = match (t.size, part.kind) {
-            (8, Kind::Q8_0) => (plain, "linear_1"),
-            (16, Kind::Q8_0) => (plain, "linear_2"),
-            (8, _) if ring() => (self.ring(part, t, outputs), "linear_ring_1"),
-            (16, _) if ring() => (self.ring(part, t, outputs), "linear_ring_2"),
-            (8, _) => (plain, "linear_1"),
-            (16, _) => (plain, "linear_2"),
-            _ => (plain, "linear_8"),
+        let grid = Grid::new([part.rows.div_ceil(16), t.blocks, 1], 32 * part.warps());
+        let name = match t.size {
+            8 => "linear_1",
+            16 => "linear_2",
+            _ => "linear_8",
         };
-        let xs = stride;
-        launch!(self, part.kind.unit(), name, grid; m, tokens, at, xs as i32, out, out_stride)
+        launch!(self, part.kind.unit(), name, grid; m, tokens, at, stride as i32, out, out_stride)
     }
 
     /// `hidden[row, h] = swiglu(gate, up)` in bf16, rows padded, over a tiling on the matrix units.
@@ -164,19 +138,13 @@ impl CudaBackend {
             return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32);
         }
         let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let outputs = half.div_ceil(8);
-        let plain = Grid::new([outputs, t.blocks, 1], 32 * part.warps());
-        let (grid, name) = match (t.size, part.kind) {
-            (8, Kind::Q8_0) => (plain, "glu_1"),
-            (16, Kind::Q8_0) => (plain, "glu_2"),
-            (8, _) if ring() => (self.ring(part, t, outputs), "glu_ring_1"),
-            (16, _) if ring() => (self.ring(part, t, outputs), "glu_ring_2"),
-            (8, _) => (plain, "glu_1"),
-            (16, _) => (plain, "glu_2"),
-            _ => (plain, "glu_8"),
+        let grid = Grid::new([half.div_ceil(8), t.blocks, 1], 32 * part.warps());
+        let name = match t.size {
+            8 => "glu_1",
+            16 => "glu_2",
+            _ => "glu_8",
         };
-        let xs = stride;
-        launch!(self, part.kind.unit(), name, grid; m, t.tokens, at, xs as i32, limit_of(limit), hidden, padded as i32)
+        launch!(self, part.kind.unit(), name, grid; m, t.tokens, at, stride as i32, limit_of(limit), hidden, padded as i32)
     }
 
     /// `out[r] = x[r]·Wᵀ` for all parts of a weight.

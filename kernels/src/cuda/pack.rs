@@ -123,7 +123,9 @@ impl Layout {
             (DType::Mxfp4, None) => kind(Kind::Mxfp4),
             (DType::Q8_0, None) => kind(Kind::Q8_0),
             (dtype, _) => {
-                widens(dtype);
+                if m.rows() * m.cols() >= 1 << 20 {
+                    widens(dtype);
+                }
                 kind(Kind::F32)
             }
         }

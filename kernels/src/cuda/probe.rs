@@ -34,8 +34,6 @@ pub struct Found {
     pub minor: i32,
     /// Multiprocessors.
     pub sms: i32,
-    /// Bytes of shared memory of a multiprocessor.
-    pub shared: usize,
     /// Bytes of memory.
     pub memory: u64,
     /// CUDA version of the driver.
@@ -174,7 +172,6 @@ fn describe(i: i32, driver: Version) -> Result<Found, ProbeError> {
         major: attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         minor: attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         sms: attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared: attribute(device, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize,
         memory: bytes as u64,
         driver,
     })
@@ -202,7 +199,7 @@ mod tests {
 
     #[test]
     fn errors_say_what_was_needed_and_what_there_is() {
-        let h200 = Found { ordinal: 0, name: "NVIDIA H200".into(), major: 9, minor: 0, sms: 132, shared: 228 << 10, memory: 150 << 30, driver: Version(13_000) };
+        let h200 = Found { ordinal: 0, name: "NVIDIA H200".into(), major: 9, minor: 0, sms: 132, memory: 150 << 30, driver: Version(13_000) };
         assert_eq!(h200.arch(), "sm_90a");
         assert_eq!(Found { major: 8, minor: 6, ..h200.clone() }.arch(), "sm_86");
         let e = ProbeError::NoDevice { ordinal: 3, found: vec![h200] }.to_string();

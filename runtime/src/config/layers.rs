@@ -12,8 +12,8 @@ use toml::{Table, Value};
 use super::{ConfigError, Origin, Overrides};
 
 const PREFIX: &str = "TANDEM_";
-/// Variables of the test harness, which the processes under test inherit: no settings.
-const HARNESS: [&str; 2] = ["TANDEM_TEST_", "TANDEM_BIN"];
+/// Variables of the test harness, which the processes under test inherit, and of where GPU kernels are found: no settings.
+const HARNESS: [&str; 3] = ["TANDEM_TEST_", "TANDEM_BIN", "TANDEM_KERNEL_"];
 
 /// The keys of every layered command.
 pub(super) struct KnownKeys {

@@ -88,7 +88,7 @@ impl Child {
         for (name, _) in std::env::vars_os() {
             // The supervisor's own settings go down as flags; read again by a child they would be other layers' values.
             let text = name.to_string_lossy();
-            if text.starts_with("TANDEM_") && !text.starts_with("TANDEM_TEST_") {
+            if text.starts_with("TANDEM_") && !text.starts_with("TANDEM_TEST_") && !text.starts_with("TANDEM_KERNEL_") {
                 command.env_remove(&name);
             }
         }

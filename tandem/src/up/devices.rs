@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn gpus(n: usize) -> Vec<Found> {
-        let one = |ordinal| Found { ordinal, name: "GPU".into(), major: 9, minor: 0, sms: 132, shared: 228 << 10, memory: 1 << 37, driver: probe::Version(13_000) };
+        let one = |ordinal| Found { ordinal, name: "GPU".into(), major: 9, minor: 0, sms: 132, memory: 1 << 37, driver: probe::Version(13_000) };
         (0..n).map(one).collect()
     }
 
