@@ -51,7 +51,7 @@ struct Format<T_BF16> {
 
 template <>
 struct Format<T_E4M3> {
-    static const int STEP = 64, EACH = 16, AHEAD = 4;
+    static const int STEP = 64, EACH = 16, AHEAD = 2;
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
     struct Raw { uint4 q; float f; };
@@ -83,7 +83,7 @@ DEVICE void unpack_e2m1(u32 w, u32 f, u32* out) {
 
 template <>
 struct Format<T_NVFP4> {
-    static const int STEP = 128, EACH = 32, AHEAD = 4;
+    static const int STEP = 128, EACH = 32, AHEAD = 2;
     static const bool SPLIT = false;
     static constexpr float LATE = 256.0f;
     struct Raw { uint4 q; u32 f; };
@@ -110,7 +110,7 @@ struct Format<T_NVFP4> {
 
 template <>
 struct Format<T_MXFP4> {
-    static const int STEP = 128, EACH = 32, AHEAD = 4;
+    static const int STEP = 128, EACH = 32, AHEAD = 2;
     static const bool SPLIT = false;
     static constexpr float LATE = 65536.0f;
     struct Raw { uint4 q; u32 f; };
@@ -133,7 +133,7 @@ struct Format<T_MXFP4> {
 
 template <>
 struct Format<T_Q8_0> {
-    static const int STEP = 32, EACH = 8, AHEAD = 8;
+    static const int STEP = 32, EACH = 8, AHEAD = 4;
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
     struct Raw { uint2 q; u16 f; };

@@ -21,8 +21,8 @@ typedef unsigned long long u64;
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
-#define BOUNDS_2(threads) BOUNDS(threads)
 #define BOUNDS_3(threads) BOUNDS(threads)
+#define BOUNDS_4(threads) BOUNDS(threads)
 #define ALIGNED __attribute__((aligned(16)))
 #define RESTRICT __restrict__
 
@@ -67,8 +67,8 @@ DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, _
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
 #define BOUNDS(threads) __launch_bounds__(threads)
-#define BOUNDS_2(threads) __launch_bounds__(threads, 2) // two blocks at a time
-#define BOUNDS_3(threads) __launch_bounds__(threads, 3)
+#define BOUNDS_3(threads) __launch_bounds__(threads, 3) // three blocks at a time
+#define BOUNDS_4(threads) __launch_bounds__(threads, 4)
 #define ALIGNED __align__(16)
 #define RESTRICT __restrict__
 

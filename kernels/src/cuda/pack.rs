@@ -44,7 +44,8 @@ impl Kind {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// Elements of K that a warp takes at once on the matrix units, and how many such steps it loads ahead (mma.cuh).
+    /// Elements of K that a warp takes at once on the matrix units (weights.cuh, `Span::STEP`), and of how many such steps a warp's share of K
+    /// has at least.
     pub(super) fn step(self) -> (usize, usize) {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => (64, 2),
