@@ -30,17 +30,8 @@ impl DeviceKind {
 }
 
 /// Types that CUDA kernels read as they are stored; others would become f32.
-const CUDA: &[DType] = &[
-    DType::F32,
-    DType::F16,
-    DType::Bf16,
-    DType::F8E4m3,
-    DType::Nvfp4Pairs,
-    DType::Mxfp4Pairs,
-    DType::Nvfp4,
-    DType::Mxfp4,
-    DType::Q8_0,
-];
+const CUDA: &[DType] =
+    &[DType::F32, DType::F16, DType::Bf16, DType::F8E4m3, DType::Nvfp4Pairs, DType::Mxfp4Pairs, DType::Nvfp4, DType::Mxfp4, DType::Q8_0];
 
 /// Whether matrices of a stored type can be multiplied on a kind of device.
 pub fn has_kernels(kind: DeviceKind, dtype: DType) -> bool {

@@ -104,7 +104,10 @@ fn wide_rows() {
 fn release_widths() {
     let plan = |lengths: &[usize]| sequences::Plan {
         sequences: lengths.len(),
-        steps: (0..lengths.len()).map(|q| vec![(q, lengths[q] - 2)]).chain([(0..lengths.len()).map(|q| (q, 1)).collect(), (0..lengths.len()).map(|q| (q, 1)).collect()]).collect(),
+        steps: (0..lengths.len())
+            .map(|q| vec![(q, lengths[q] - 2)])
+            .chain([(0..lengths.len()).map(|q| (q, 1)).collect(), (0..lengths.len()).map(|q| (q, 1)).collect()])
+            .collect(),
     };
     for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
         let say = |what: &str, r: Result<(), String>| r.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));

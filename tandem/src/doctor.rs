@@ -107,7 +107,8 @@ fn cuda() -> Vec<String> {
     match probe::devices() {
         Ok(found) if found.is_empty() => vec!["none (the CUDA driver sees no device)".to_owned()],
         Ok(found) => {
-            let nvrtc = if probe::has_nvrtc() { "NVRTC compiles kernels" } else { "no NVRTC: only kernels of a pack or the cache can be used" };
+            let nvrtc =
+                if probe::has_nvrtc() { "NVRTC compiles kernels" } else { "no NVRTC: only kernels of a pack or the cache can be used" };
             let driver = found[0].driver;
             found.iter().map(ToString::to_string).chain([format!("driver for CUDA {driver}; {nvrtc}")]).collect()
         }

@@ -4,10 +4,7 @@
 //! Times are the device's own, over many calls enqueued together: what the host needs to enqueue a call hides behind the call before it,
 //! unless a call takes less than the host needs (about 3 µs a kernel): such entries show the host's rate.
 
-use std::{
-    error::Error,
-    sync::Arc,
-};
+use std::{error::Error, sync::Arc};
 
 use tandem_kernels::{
     Backend, BackendError, BatchDesc, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaDims, KdaParams, KdaWeights, MhcGates,
@@ -127,7 +124,12 @@ impl Bench {
         Ok(match kind {
             "fp8" => {
                 let (grid_cols, grid_rows) = (cols.div_ceil(128), rows.div_ceil(128));
-                m.with_scales(Scales::Grid { values: vec![0.01; grid_cols * grid_rows].into(), grid_cols, block_rows: 128, block_cols: 128 })
+                m.with_scales(Scales::Grid {
+                    values: vec![0.01; grid_cols * grid_rows].into(),
+                    grid_cols,
+                    block_rows: 128,
+                    block_cols: 128,
+                })
             }
             "nvfp4" => {
                 let scales = SharedBytes::from_vec(vec![0x30; rows * cols / 16]);
@@ -145,7 +147,8 @@ impl Bench {
     fn weights(&self, kind: &str, rows: usize, cols: usize) -> Result<(Vec<CudaWeight>, usize), Box<dyn Error>> {
         let bytes = stored_bytes(kind, rows, cols);
         let count = (400_000_000 / bytes).clamp(2, 24);
-        let all = (0..count).map(|i| Ok(self.b.weight(&[self.matrix(kind, rows, cols, i)?])?)).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+        let all =
+            (0..count).map(|i| Ok(self.b.weight(&[self.matrix(kind, rows, cols, i)?])?)).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
         Ok((all, bytes))
     }
 }
@@ -326,7 +329,9 @@ fn mhc(t: &Bench) -> Outcome {
         let (mut streams, y, mut x) = (t.buf(m * 4 * D)?, t.buf(m * D)?, t.buf(m * D)?);
         let mut gates = MhcGates::<CudaBackend> { post: t.buf(m * 4)?, comb: t.buf(m * 16)? };
         let bytes = 24 * 4 * D * 4 + m * 10 * D * 4;
-        t.entry(&format!("mHC boundary, {m} rows"), 48, bytes, |i| t.b.mhc_boundary(m, &y, &mut gates, &sites[i % 48], &p, &mut streams, &mut x))?;
+        t.entry(&format!("mHC boundary, {m} rows"), 48, bytes, |i| {
+            t.b.mhc_boundary(m, &y, &mut gates, &sites[i % 48], &p, &mut streams, &mut x)
+        })?;
     }
     Ok(())
 }
@@ -379,7 +384,12 @@ fn prefill(t: &Bench) -> Outcome {
             t.b.timed(|| (0..3).for_each(|i| t.b.linear(m, &x, &w[i % w.len()], &mut y)))? / 3.0
         };
         t.b.sync()?;
-        println!("| {:<52} | {:>9.0} | {:>7.1} TFLOP/s      |", format!("in-projection {kind}, {m} rows"), ms * 1e3, flops / f64::from(ms) / 1e9);
+        println!(
+            "| {:<52} | {:>9.0} | {:>7.1} TFLOP/s      |",
+            format!("in-projection {kind}, {m} rows"),
+            ms * 1e3,
+            flops / f64::from(ms) / 1e9
+        );
     }
     Ok(())
 }

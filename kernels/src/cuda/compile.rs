@@ -28,7 +28,17 @@ macro_rules! files {
 }
 
 files!(
-    "portable.cuh", "weights.cuh", "mma.cuh", "step.cuh", "rows.cu", "mhc.cu", "experts.cu", "kda.cu", "mla.cu", "indexer.cu", "sample.cu",
+    "portable.cuh",
+    "weights.cuh",
+    "mma.cuh",
+    "step.cuh",
+    "rows.cu",
+    "mhc.cu",
+    "experts.cu",
+    "kda.cu",
+    "mla.cu",
+    "indexer.cu",
+    "sample.cu",
     "format.cu",
 );
 
@@ -335,7 +345,11 @@ mod tests {
 
     #[test]
     fn a_hash_covers_what_is_included() {
-        assert!(depends(text_of(BF16.file), "mma.cuh") && depends(text_of(BF16.file), "portable.cuh") && !depends(text_of(KDA.file), "weights.cuh"));
+        assert!(
+            depends(text_of(BF16.file), "mma.cuh")
+                && depends(text_of(BF16.file), "portable.cuh")
+                && !depends(text_of(KDA.file), "weights.cuh")
+        );
         assert_ne!(hash(BF16), hash(NVFP4));
         assert_eq!(hash(BF16).len(), 16);
     }

@@ -256,16 +256,8 @@ pub(super) const MOST_SHARED: usize = 99 << 10;
 const STATIC_SHARED: usize = 2 << 10;
 
 /// What a model of any type needs.
-const COMMON: [Unit; 8] = [
-    compile::ROWS,
-    compile::MHC,
-    compile::EXPERTS,
-    compile::KDA,
-    compile::MLA,
-    compile::INDEXER,
-    compile::SAMPLE,
-    compile::F32,
-];
+const COMMON: [Unit; 8] =
+    [compile::ROWS, compile::MHC, compile::EXPERTS, compile::KDA, compile::MLA, compile::INDEXER, compile::SAMPLE, compile::F32];
 
 impl Kernels {
     pub(super) fn new(device: Arc<Device>, compiler: Compiler) -> Self {

@@ -97,13 +97,8 @@ impl CudaBackend {
         }
         columns(stride, 0, 3 * hd)?;
         columns(stride, beta0, heads)?;
-        let sizes = KdaSizes {
-            heads: heads as i32,
-            dim: d as i32,
-            taps: p.dims.conv as i32,
-            bound: p.lower_bound.unwrap_or(f32::NAN),
-            eps: p.eps,
-        };
+        let sizes =
+            KdaSizes { heads: heads as i32, dim: d as i32, taps: p.dims.conv as i32, bound: p.lower_bound.unwrap_or(f32::NAN), eps: p.eps };
         let (proj, f, g, out) = (proj.f32s(rows * stride)?, f.f32s(rows * hd)?, g.f32s(rows * hd)?, out.f32s(rows * hd)?);
         let (conv, a_log) = (w.conv.f32s(3 * hd * p.dims.conv)?, w.a_log.f32s(heads)?);
         let (dt_bias, o_norm) = (w.dt_bias.f32s(hd)?, w.o_norm.f32s(d)?);
@@ -243,11 +238,8 @@ impl CudaBackend {
             let grid = Grid::new([p.heads, latent.div_ceil(512), n.div_ceil(8)], 256);
             launch!(self, MLA, "mla_fold", grid; at, m, heads, qk, v, n_i, exact, rounded)?;
             // Many rows fill the chip without being cut: then the parts' sums need no memory.
-            let sums = if mma || rows < WHOLE_ROWS {
-                scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))?
-            } else {
-                0
-            };
+            let sums =
+                if mma || rows < WHOLE_ROWS { scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))? } else { 0 };
             let mixed_all = mixed.wrapping_sub(before);
             if mma {
                 let grid = Grid { blocks: [parts, p.heads.div_ceil(64), n], threads: 128, shared: PART * MMA_LINE * 2 };

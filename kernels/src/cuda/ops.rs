@@ -45,10 +45,7 @@ enum Input {
     /// As they are: read by the scalar kernel from where they lie.
     F32,
     /// Padded with zeros to a multiple of [`PAD`].
-    Bf16 {
-        at: u64,
-        stride: usize,
-    },
+    Bf16 { at: u64, stride: usize },
 }
 
 /// The rows that go through a matrix: (how many blocks, how many rows each at most).
@@ -69,7 +66,12 @@ impl Tiling {
             9..=16 => 16,
             _ => 64,
         };
-        Self { tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 }, blocks: rows.div_ceil(size), size, big: rows >= BIG_ROWS }
+        Self {
+            tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 },
+            blocks: rows.div_ceil(size),
+            size,
+            big: rows >= BIG_ROWS,
+        }
     }
 }
 
@@ -242,7 +244,12 @@ impl CudaBackend {
         launch!(self, EXPERTS, "group_pairs", Grid::new([1, 1, 1], 1024); ids, pairs as i32, first, held, size as i32, order, tiles)?;
 
         let x = Acts { at: x, stride: d };
-        let by_row = Tiling { tokens: Tokens { tiles, order, divide: k as i32, rows: 0 }, blocks: most, size, big: pairs >= BIG_EXPERT_ROWS * bank.held };
+        let by_row = Tiling {
+            tokens: Tokens { tiles, order, divide: k as i32, rows: 0 },
+            blocks: most,
+            size,
+            big: pairs >= BIG_EXPERT_ROWS * bank.held,
+        };
         let by_pair = Tiling { tokens: Tokens { divide: 1, ..by_row.tokens }, ..by_row };
         let y = scratch.get(&self.device, Use::Pairs, 4 * pairs * d)?;
         let fused = match gate_up {

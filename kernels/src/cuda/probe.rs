@@ -199,7 +199,8 @@ mod tests {
 
     #[test]
     fn errors_say_what_was_needed_and_what_there_is() {
-        let h200 = Found { ordinal: 0, name: "NVIDIA H200".into(), major: 9, minor: 0, sms: 132, memory: 150 << 30, driver: Version(13_000) };
+        let h200 =
+            Found { ordinal: 0, name: "NVIDIA H200".into(), major: 9, minor: 0, sms: 132, memory: 150 << 30, driver: Version(13_000) };
         assert_eq!(h200.arch(), "sm_90a");
         assert_eq!(Found { major: 8, minor: 6, ..h200.clone() }.arch(), "sm_86");
         let e = ProbeError::NoDevice { ordinal: 3, found: vec![h200] }.to_string();

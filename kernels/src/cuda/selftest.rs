@@ -102,7 +102,8 @@ pub fn matrix(n: &mut Noise, kind: &str, rows: usize, cols: usize) -> Result<Mat
         "mxfp4" => {
             let stride = all_cols / 32;
             let bytes = (0..all_rows * stride).map(|_| n.between(110, 130) as u8).collect();
-            new(DType::Mxfp4Pairs, codes(n, elems / 2, 255)).map(|m| m.with_scales(Scales::E8m0Groups { bytes: SharedBytes::from_vec(bytes), stride }))
+            new(DType::Mxfp4Pairs, codes(n, elems / 2, 255))
+                .map(|m| m.with_scales(Scales::E8m0Groups { bytes: SharedBytes::from_vec(bytes), stride }))
         }
         "q8_0" => {
             let block = |n: &mut Noise| [&f16::from_f32(spread / 64.0 * n.unit() as f32).to_le_bytes()[..], &codes(n, 32, 255)].concat();

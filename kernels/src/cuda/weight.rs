@@ -106,7 +106,10 @@ impl CudaBackend {
     pub(super) fn load_weight(&self, parts: &[MatrixSource]) -> Result<CudaWeight, BackendError> {
         let cols = parts.first().map_or(0, MatrixSource::cols);
         if let Some(odd) = parts.iter().find(|p| p.cols() != cols) {
-            return Err(refused(odd, format!("it has {} columns, but {} has {cols}; stacked parts need equal columns", odd.cols(), parts[0].name())));
+            return Err(refused(
+                odd,
+                format!("it has {} columns, but {} has {cols}; stacked parts need equal columns", odd.cols(), parts[0].name()),
+            ));
         }
         if parts.is_empty() || cols == 0 || parts.iter().any(|p| p.rows() == 0) {
             let tensor = parts.first().map_or_else(String::new, |m| m.name().to_owned());
@@ -186,7 +189,10 @@ impl CudaBackend {
         if let Some(odd) = layouts.iter().position(|l| !alike(l)) {
             if !layouts.iter().all(|l| l.kind.is_float()) {
                 let m = experts[odd / members][odd % members];
-                return Err(refused(m, format!("{} where the layer's other experts have {}; one type is needed", layouts[odd].kind, layout.kind)));
+                return Err(refused(
+                    m,
+                    format!("{} where the layer's other experts have {}; one type is needed", layouts[odd].kind, layout.kind),
+                ));
             }
             layout = layout.widened();
         }
@@ -288,4 +294,3 @@ impl Part {
 fn refused(m: &MatrixSource, reason: String) -> BackendError {
     BackendError::Weight { tensor: m.name().to_owned(), reason }
 }
-

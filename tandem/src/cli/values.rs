@@ -364,7 +364,9 @@ mod tests {
 
     #[test]
     fn devices_parse_and_print() {
-        for (text, device) in [("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:11", Device::Cuda(11)), ("reference", Device::Reference)] {
+        for (text, device) in
+            [("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:11", Device::Cuda(11)), ("reference", Device::Reference)]
+        {
             assert_eq!(text.parse(), Ok(device));
             assert_eq!(device.to_string(), text);
             assert_eq!(text.parse(), Ok(ExpertDevice::On(device)));

@@ -31,8 +31,7 @@ pub fn choose(attn: Device, experts: &[ExpertDevice], resident: &Resident) -> Re
         return Err(Failure::usage("--experts: none stands alone; give devices or none, not both"));
     }
     let asked = |device: Device| if let Device::Cuda(n) = device { Some(n) } else { None };
-    let wanted: Vec<usize> =
-        asked(attn).into_iter().chain(experts.iter().filter_map(|e| e.device()).filter_map(asked)).collect();
+    let wanted: Vec<usize> = asked(attn).into_iter().chain(experts.iter().filter_map(|e| e.device()).filter_map(asked)).collect();
     if wanted.is_empty() {
         return Ok(decide(attn, experts, resident, &[]));
     }
@@ -102,7 +101,8 @@ mod tests {
     use super::*;
 
     fn gpus(n: usize) -> Vec<Found> {
-        let one = |ordinal| Found { ordinal, name: "GPU".into(), major: 9, minor: 0, sms: 132, memory: 1 << 37, driver: probe::Version(13_000) };
+        let one =
+            |ordinal| Found { ordinal, name: "GPU".into(), major: 9, minor: 0, sms: 132, memory: 1 << 37, driver: probe::Version(13_000) };
         (0..n).map(one).collect()
     }
 
