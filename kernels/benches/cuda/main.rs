@@ -357,6 +357,7 @@ fn router_and_sampler(t: &Bench) -> Outcome {
             presence_penalty: 0.0,
             seen: vec![],
             bias: vec![],
+            allowed: None,
             uniform: 0.0,
             forced: None,
             logprobs: Some(1),

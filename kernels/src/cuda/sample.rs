@@ -83,6 +83,6 @@ impl CudaBackend {
 
 /// Whether the device answers a row.
 fn on_device(row: &SampleRow) -> bool {
-    let plain = row.forced.is_some() || (row.temperature <= 0.0 && row.bias.is_empty() && row.seen.is_empty());
+    let plain = row.forced.is_some() || (row.temperature <= 0.0 && row.bias.is_empty() && row.seen.is_empty() && row.allowed.is_none());
     plain && row.logprobs.is_none_or(|n| n <= DEVICE_TOP)
 }
