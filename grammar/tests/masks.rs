@@ -41,7 +41,7 @@ fn walk(mut matcher: Matcher, choices: &[u32], steps: usize) -> Option<String> {
         assert_eq!(allowed.is_empty(), mask.must_end);
         assert!(!mask.allows(STOP) && (mask.may_end || !allowed.is_empty()), "neither end nor token after {out:?}");
         let pick = choices[step % choices.len()];
-        if mask.must_end || (mask.may_end && pick % 3 == 0) {
+        if mask.must_end || (mask.may_end && pick.is_multiple_of(3)) {
             return Some(String::from_utf8(out).unwrap());
         }
         // Late in the walk, what closes is preferred, so that most walks end.

@@ -140,7 +140,8 @@ impl Observer<B> for Oracle<'_> {
             l.raw.1.extend(wide(&row[gate_at..weights_at]));
             if (t + 1) % p.kpool == 0 {
                 l.pooled.push(indexer::pooled_key(&l.raw.0, &l.raw.1, &l.ape, p.kpool));
-                (l.raw.0.clear(), l.raw.1.clear());
+                l.raw.0.clear();
+                l.raw.1.clear();
             }
             let Some((iq, q, mixed, selected)) = rest.as_ref().filter(|_| (self.probe)(t)) else { continue };
             let scores: Vec<f64> = if selection.takes_all(t + 1) {

@@ -48,8 +48,10 @@ fn ask(id: u64, prompt: &[u32]) -> Request {
     Request { logprobs: Some(3), sampling, ..request(id, prompt, 5) }
 }
 
-/// All that a client sees of an answer.
-fn seen(a: &Answer) -> (Vec<u32>, Vec<u32>, Vec<Vec<(u32, u32)>>, Option<End>) {
+/// All that a client sees of an answer: tokens, bits of their logprobs, (id, bits) of the likeliest, the end.
+type Seen = (Vec<u32>, Vec<u32>, Vec<Vec<(u32, u32)>>, Option<End>);
+
+fn seen(a: &Answer) -> Seen {
     let top = a.top.iter().map(|t| t.iter().map(|l| (l.id, l.logprob.to_bits())).collect()).collect();
     (a.tokens.clone(), a.logprobs.iter().map(|l| l.logprob.to_bits()).collect(), top, a.end.clone())
 }

@@ -131,7 +131,7 @@ fn logprob_from_wire(logprob: &wire::TokenLogprob) -> TokenLogprob {
 
 /// The wire form of a model's vocabulary.
 pub(crate) fn vocabulary_to_wire(table: TokenTable) -> wire::Vocabulary {
-    wire::Vocabulary { bytes: table.bytes.into(), ends: table.ends, special: table.special, stops: table.stops }
+    wire::Vocabulary { bytes: table.bytes, ends: table.ends, special: table.special, stops: table.stops }
 }
 
 /// The wire form of a submission.

@@ -330,7 +330,7 @@ fn mhc(t: &Bench) -> Outcome {
         let mut gates = MhcGates::<CudaBackend> { post: t.buf(m * 4)?, comb: t.buf(m * 16)? };
         let bytes = 24 * 4 * D * 4 + m * 10 * D * 4;
         t.entry(&format!("mHC boundary, {m} rows"), 48, bytes, |i| {
-            t.b.mhc_boundary(m, &y, &mut gates, &sites[i % 48], &p, &mut streams, &mut x)
+            t.b.mhc_boundary(m, &y, &mut gates, &sites[i % 48], &p, &mut streams, &mut x);
         })?;
     }
     Ok(())

@@ -70,7 +70,7 @@ impl Request {
             min_tokens: submit.min_tokens as usize,
             logprobs: submit.logprobs,
             prompt_logprobs: submit.prompt_logprobs,
-            guide: submit.guide.map(|guide| GuideText { grammar: guide.grammar, after: guide.after.into() }),
+            guide: submit.guide.map(|guide| GuideText { grammar: guide.grammar, after: guide.after }),
             deadline,
             warmup: submit.warmup,
         }

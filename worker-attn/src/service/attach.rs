@@ -143,7 +143,7 @@ impl Attachment {
             to_worker::Message::Vocabulary(vocabulary) => {
                 tracing::debug!(tokens = vocabulary.ends.len(), "vocabulary");
                 self.guides.set_vocabulary(TokenTable {
-                    bytes: vocabulary.bytes.into(),
+                    bytes: vocabulary.bytes,
                     ends: vocabulary.ends,
                     special: vocabulary.special,
                     stops: vocabulary.stops,

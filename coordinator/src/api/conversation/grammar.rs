@@ -175,7 +175,7 @@ impl Lark {
         match (number("minLength")?, number("maxLength")?) {
             (None, None) => {}
             (least, most) => {
-                all.push(format!("/(?s:.{{{},{}}})/", least.unwrap_or(0), most.map_or(String::new(), |most| most.to_string())))
+                all.push(format!("/(?s:.{{{},{}}})/", least.unwrap_or(0), most.map_or(String::new(), |most| most.to_string())));
             }
         }
         if let Some(pattern) = object.get("pattern") {
@@ -216,7 +216,7 @@ fn follow<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     for _ in 0..16 {
         match at.get("$ref").and_then(Value::as_str).and_then(|target| resolve(target, root)) {
             Some(target) if at.as_object().is_some_and(|o| o.keys().all(|word| word == "$ref" || SILENT.contains(&word.as_str()))) => {
-                at = target
+                at = target;
             }
             _ => break,
         }
