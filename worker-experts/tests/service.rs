@@ -262,7 +262,7 @@ async fn refusals_and_impossible_shards_end_it_with_words() {
     let outside = Stage::new(accept(1, &[shard(0, "layers=0,experts=0,ffn=0")]), |_| {}).await.end().await.unwrap_err().to_string();
     assert!(outside.contains("layer 0 has no routed experts; layers 1-3 have"), "{outside}");
     let device = Stage::new(accept(1, &[]), |c| c.device = "tpu".to_owned()).await.end().await.unwrap_err().to_string();
-    assert_eq!(device, "device \"tpu\": needed cpu or reference");
+    assert_eq!(device, "device \"tpu\": needed cpu, cuda:N or reference");
     let model = Stage::new(accept(1, &[]), |c| c.model = "/nowhere".into()).await.end().await.unwrap_err().to_string();
     assert!(model.starts_with("/nowhere: "), "{model}");
 }
