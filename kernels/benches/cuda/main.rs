@@ -14,6 +14,8 @@ use tandem_kernels::{
 use tandem_quant::{DType, MatrixSource, Scales, SharedBytes};
 
 type Outcome = Result<(), Box<dyn Error>>;
+/// Measures one kind of op and prints its lines.
+type Group = fn(&Bench) -> Outcome;
 
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const ROUNDS: usize = 7;
@@ -50,7 +52,7 @@ fn main() -> Outcome {
     println!("\n| {:<52} | {:>9} | {:>9} | {:>6} |", "op", "µs", "GB/s", "read");
     println!("|{:-<54}|{:->11}|{:->11}|{:->8}|", "", "", "", "");
     let bench = Bench { b, read, memory: noise(1400 << 20) };
-    let groups: [(&str, fn(&Bench) -> Outcome); 8] = [
+    let groups: [(&str, Group); 8] = [
         ("gemv", gemv),
         ("experts", experts),
         ("kda", kda),

@@ -3,9 +3,9 @@
 //! | file | idea |
 //! |---|---|
 //! | this file | the routes |
-//! | [`request`] | what clients send, brought into the shared shape |
-//! | [`answer`] | content blocks and typed events |
-//! | [`error`] | errors in this face's shape |
+//! | `request` | what clients send, brought into the shared shape |
+//! | `answer` | content blocks and typed events |
+//! | `error` | errors in this face's shape |
 
 mod answer;
 mod error;

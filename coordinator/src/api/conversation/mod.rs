@@ -4,12 +4,12 @@
 //! | file | idea |
 //! |---|---|
 //! | this file | [`Conversation`], its prompt, and its start |
-//! | [`messages`] | messages in the template's form |
-//! | [`tools`] | declared functions, and which of them may or must be called |
-//! | [`thinking`] | the many ways to say how hard to think → the template's names |
-//! | [`form`] | a form that the answer must have (`response_format` and its kin) |
-//! | [`grammar`] | form and tools → the grammar that the sampler is held to |
-//! | [`start`] | checked settings and prompts → running sequences |
+//! | `messages` | messages in the template's form |
+//! | `tools` | declared functions, and which of them may or must be called |
+//! | `thinking` | the many ways to say how hard to think → the template's names |
+//! | `form` | a form that the answer must have (`response_format` and its kin) |
+//! | `grammar` | form and tools → the grammar that the sampler is held to |
+//! | `start` | checked settings and prompts → running sequences |
 
 pub mod form;
 mod grammar;

@@ -3,8 +3,8 @@
 //! | file | idea |
 //! |---|---|
 //! | this file | the routes |
-//! | [`request`] | what clients send, brought into the shared shape |
-//! | [`answer`] | output items and typed events |
+//! | `request` | what clients send, brought into the shared shape |
+//! | `answer` | output items and typed events |
 
 mod answer;
 mod request;

@@ -3,9 +3,9 @@
 //! | file | idea |
 //! |---|---|
 //! | this file | [`AnswerParser`]: the text between calls, and which state reads next |
-//! | [`call`] | the inside of one `<tool_call>`, as pieces of a JSON object |
-//! | [`tools`] | the declared functions, and which JSON types each argument may have |
-//! | [`value`] | the text of one argument → JSON of those types |
+//! | `call` | the inside of one `<tool_call>`, as pieces of a JSON object |
+//! | `tools` | the declared functions, and which JSON types each argument may have |
+//! | `value` | the text of one argument → JSON of those types |
 //!
 //! The family's template ends the prompt in `<think>`, so an answer begins inside reasoning. Tags are never shown; text that may be the
 //! beginning of a tag is held until it is or is not one. Every decision depends on the text from one position on and never on where a
