@@ -191,6 +191,9 @@ impl Keys<'_> {
                 Some(value) => value.as_f64().into_iter().collect(),
             };
             for value in values {
+                if !value.is_finite() {
+                    return Err(self.error(key, "finite clamps".to_owned(), value.to_string()));
+                }
                 match limit {
                     Some(other) if (other - value).abs() > 1e-6 * other.abs() => {
                         return Err(self.error(key, format!("one clamp everywhere ({other})"), value.to_string()));

@@ -120,11 +120,24 @@ impl Header {
         self.get("general.architecture")?.as_str()
     }
 
-    /// Checks that every tensor of a known type lies inside a file of `file_bytes` bytes.
+    /// Checks that every tensor of a known type lies inside a file of `file_bytes` bytes, in bytes of its own.
     ///
     /// # Errors
-    /// Names the first tensor that runs past the end.
+    /// Names the first tensor that runs past the end, or into another one.
     pub fn check_extents(&self, file_bytes: u64) -> Result<(), GgufError> {
+        let mut ranges: Vec<(u64, u64, &str)> =
+            self.tensors.iter().filter_map(|t| Some((t.offset, t.bytes()?, t.name.as_str()))).filter(|(_, bytes, _)| *bytes > 0).collect();
+        ranges.sort_unstable();
+        for pair in ranges.windows(2) {
+            let ((start, bytes, name), (next, _, other)) = (pair[0], pair[1]);
+            if start.checked_add(bytes).is_some_and(|end| end > next) {
+                return Err(GgufError::field(
+                    &format!("tensor {name}"),
+                    &format!("at most {} bytes, up to where tensor {other} begins", next - start),
+                    &format!("{bytes} bytes (a wrong offset or type)"),
+                ));
+            }
+        }
         for tensor in &self.tensors {
             let Some(bytes) = tensor.bytes() else { continue };
             let end = self.data_start.checked_add(tensor.offset).and_then(|start| start.checked_add(bytes));
@@ -166,4 +179,25 @@ fn read_info(r: &mut Reader<'_>, index: u64, alignment: u64) -> Result<TensorInf
         return Err(GgufError::field(&what, &format!("an offset that is a multiple of {alignment}"), &offset.to_string()));
     }
     Ok(TensorInfo { name, shape, ggml_type, offset })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tensor_has_bytes_of_its_own() {
+        let tensor = |name: &str, offset| TensorInfo { name: name.to_owned(), shape: vec![8], ggml_type: 0, offset };
+        let header = |offsets: [u64; 3]| Header {
+            version: 3,
+            values: Default::default(),
+            tensors: ["a", "b", "c"].iter().zip(offsets).map(|(name, offset)| tensor(name, offset)).collect(),
+            data_start: 64,
+        };
+        assert!(header([64, 0, 32]).check_extents(64 + 96).is_ok());
+        for (offsets, name, other) in [([0, 0, 32], "a", "b"), ([32, 0, 48], "a", "c")] {
+            let error = header(offsets).check_extents(1 << 20).expect_err("they overlap").to_string();
+            assert!(error.contains(&format!("tensor {name}")) && error.contains(&format!("tensor {other} begins")), "{error}");
+        }
+    }
 }
