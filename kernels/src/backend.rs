@@ -115,6 +115,33 @@ pub struct BatchDesc {
     pub pages: Vec<u32>,
 }
 
+impl BatchDesc {
+    /// Whether the segments cover the rows in order, lie within the pages, and have a slot each. `slots` is scratch, so that a step
+    /// allocates nothing.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(crate) fn validate(&self, slots: &mut Vec<u32>) -> Result<(), String> {
+        let mut row = 0;
+        for s in &self.segments {
+            if s.row0 != row || s.pages.start > s.pages.end || s.pages.end as usize > self.pages.len() {
+                return Err(format!("segment of slot {}: rows from {} where {row} is next, pages {:?}", s.slot, s.row0, s.pages));
+            }
+            row += s.rows;
+        }
+        if row as usize != self.tokens.len() {
+            return Err(format!("segments cover {row} rows of {}", self.tokens.len()));
+        }
+        slots.clear();
+        slots.extend(self.segments.iter().map(|s| s.slot));
+        slots.sort_unstable();
+        match slots.windows(2).find(|w| w[0] == w[1]) {
+            Some(pair) => Err(format!("two segments of slot {}", pair[0])),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Sizes of the pools that hold sequence state. Per sequence: a *slot* (KDA state, conv taps, raw indexer tail) and *pages*
 /// (latent rows and pooled index keys). Indexed by dense layer numbers: `kda_layers` and `mla_layers` count only their own kind.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -163,23 +163,7 @@ impl CpuBatch {
         self.desc.tokens.clone_from(&desc.tokens);
         self.desc.segments.clone_from(&desc.segments);
         self.desc.pages.clone_from(&desc.pages);
-        let mut row = 0;
-        for s in &desc.segments {
-            if s.row0 != row || s.pages.start > s.pages.end || s.pages.end as usize > desc.pages.len() {
-                return Err(format!("segment of slot {}: rows from {} where {row} is next, pages {:?}", s.slot, s.row0, s.pages));
-            }
-            row += s.rows;
-        }
-        if row as usize != desc.tokens.len() {
-            return Err(format!("segments cover {row} rows of {}", desc.tokens.len()));
-        }
-        self.slots.clear();
-        self.slots.extend(desc.segments.iter().map(|s| s.slot));
-        self.slots.sort_unstable();
-        if let Some(pair) = self.slots.windows(2).find(|w| w[0] == w[1]) {
-            return Err(format!("two segments of slot {}", pair[0]));
-        }
-        Ok(())
+        self.desc.validate(&mut self.slots)
     }
 
     /// The page that holds position `pos` of a segment's sequence, and the token inside it.

@@ -9,6 +9,8 @@ pub struct CudaBatch {
     pub(super) memory: Memory,
     /// Ids: tokens, segment of each row, segments, pages.
     words: Vec<i32>,
+    /// Scratch of the check.
+    slots: Vec<u32>,
 }
 
 impl std::fmt::Debug for CudaBatch {
@@ -37,12 +39,12 @@ impl CudaBatch {
     }
 
     pub(super) fn new(memory: Memory) -> Self {
-        Self { desc: BatchDesc::default(), memory, words: Vec::new() }
+        Self { desc: BatchDesc::default(), memory, words: Vec::new(), slots: Vec::new() }
     }
 
     /// Takes a description over.
     pub(super) fn set(&mut self, b: &CudaBackend, desc: &BatchDesc) -> Result<(), String> {
-        validate(desc)?;
+        desc.validate(&mut self.slots)?;
         self.words.clear();
         self.words.extend(desc.tokens.iter().map(|&t| t as i32));
         for (i, s) in desc.segments.iter().enumerate() {
@@ -93,24 +95,5 @@ impl CudaBatch {
             Some(page) => Err(format!("page {page} of {}", spec.pages)),
             None => Ok(()),
         }
-    }
-}
-
-fn validate(desc: &BatchDesc) -> Result<(), String> {
-    let mut row = 0;
-    for s in &desc.segments {
-        if s.row0 != row || s.pages.start > s.pages.end || s.pages.end as usize > desc.pages.len() {
-            return Err(format!("segment of slot {}: rows from {} where {row} is next, pages {:?}", s.slot, s.row0, s.pages));
-        }
-        row += s.rows;
-    }
-    if row as usize != desc.tokens.len() {
-        return Err(format!("segments cover {row} rows of {}", desc.tokens.len()));
-    }
-    let mut slots: Vec<u32> = desc.segments.iter().map(|s| s.slot).collect();
-    slots.sort_unstable();
-    match slots.windows(2).find(|w| w[0] == w[1]) {
-        Some(pair) => Err(format!("two segments of slot {}", pair[0])),
-        None => Ok(()),
     }
 }
