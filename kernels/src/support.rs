@@ -53,7 +53,7 @@ pub struct StateBytes {
 
 /// What the pools of a spec take on a CPU. Other devices need no more: the CPU keeps pooled keys in f32 and pads them.
 pub fn state_bytes(spec: &StateSpec, precision: Precision) -> StateBytes {
-    cpu::CpuState::pools(spec, precision == Precision::Bf16)
+    cpu::CpuState::pools(spec, cpu::LatentType::of(precision))
 }
 
 /// What a CPU takes as scratch for steps of up to `rows` rows and contexts of up to `context` tokens on `threads` threads.

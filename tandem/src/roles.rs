@@ -96,6 +96,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
         max_num_batched_tokens: limits.max_num_batched_tokens as usize,
         prefill_chunk: limits.prefill_chunk.map(|tokens| tokens as usize),
+        kv_cache: limits.kv_cache_dtype.latents(),
         prefix_cache: limits.cache.options(),
         parking: worker::engine::parking::ParkingOptions { preemption: limits.preemption.into(), bytes: limits.preemption_bytes.0 },
         link: limits.link.into(),
@@ -110,9 +111,13 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         worker::run(config, shutdown).await.map_err(|error| {
             use worker::Error;
             let code = match &error {
-                Error::Model(_) | Error::Plan(_) | Error::Device { .. } | Error::Limit { .. } | Error::Memory(_) | Error::Join(_) => {
-                    exit::CONFIG
-                }
+                Error::Model(_)
+                | Error::Plan(_)
+                | Error::Device { .. }
+                | Error::Limit { .. }
+                | Error::CacheType { .. }
+                | Error::Memory(_)
+                | Error::Join(_) => exit::CONFIG,
                 Error::Bind { .. } => exit::UNAVAILABLE,
                 _ => exit::INTERNAL,
             };

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use tandem_kernels::Precision;
+use tandem_kernels::{Precision, cpu::LatentType};
 use tandem_model::Geometry;
 use tandem_proto::link::LinkChoice;
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub max_seq_len: Option<usize>,
     /// Tokens whose state all sequences hold together.
     pub kv_tokens: usize,
+    /// What latent rows are stored as; `None` = as the precision says. Only the CPU has a choice.
+    pub kv_cache: Option<LatentType>,
     /// Rows of one step, decode and prefill together (raised to `max_batch` where it is less).
     pub max_num_batched_tokens: usize,
     /// Rows of one prompt in one step; `None` = `max_num_batched_tokens`.
@@ -71,6 +73,7 @@ impl Config {
             max_batch: 8,
             max_seq_len: None,
             kv_tokens: 32_768,
+            kv_cache: None,
             max_num_batched_tokens: 256,
             prefill_chunk: None,
             prefix_cache: Some(CacheOptions::default()),

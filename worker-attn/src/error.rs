@@ -30,6 +30,12 @@ pub enum Error {
         /// What was asked for.
         got: String,
     },
+    /// A cache type that the device does not have.
+    #[error("--kv-cache-dtype: needed auto on --device {device}; other types work on cpu")]
+    CacheType {
+        /// The device.
+        device: String,
+    },
     /// A limit that cannot be met.
     #[error("{flag} {got}: needed {needed}")]
     Limit {

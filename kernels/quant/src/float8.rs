@@ -27,6 +27,23 @@ pub fn e4m3(byte: u8) -> f32 {
     f32::from_bits(value.to_bits() | u32::from(byte & 0x80) << 24)
 }
 
+/// The E4M3 byte next to a value (ties to the even one); beyond 448 the largest. NaN stays NaN.
+pub fn to_e4m3(x: f32) -> u8 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let abs = x.abs();
+    if abs.is_nan() {
+        return sign | 0x7F;
+    }
+    if abs < 2.0f32.powi(-6) {
+        // Denormals, in units of 2⁻⁹; eight of them are the smallest normal number, whose byte follows.
+        return sign | (abs * 512.0).round_ties_even() as u8;
+    }
+    let bits = abs.min(448.0).to_bits();
+    // Half of the last kept bit, less one unless that bit is odd: ties go to the even byte, and a carry runs into the exponent.
+    let rounded = (bits + 0x7_FFFF + (bits >> 20 & 1)) >> 20;
+    sign | (rounded - (120 << 3)).min(0x7E) as u8
+}
+
 /// E2M1, in the low four bits of a byte: sign, two exponent bits, one mantissa bit.
 #[inline]
 pub fn e2m1(code: u8) -> f32 {
@@ -63,6 +80,21 @@ const fn pow2(n: i32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn e4m3_bytes_are_the_nearest() {
+        for byte in (0..=255u8).filter(|b| b & 0x7F != 0x7F) {
+            assert_eq!(to_e4m3(e4m3(byte)), byte, "{byte:#x}");
+        }
+        assert!(e4m3(to_e4m3(f32::NAN)).is_nan());
+        assert_eq!((to_e4m3(1e9), to_e4m3(-1e9), to_e4m3(1e-9)), (0x7E, 0xFE, 0));
+        for low in 0..0x7Eu8 {
+            let (a, b) = (e4m3(low), e4m3(low + 1));
+            let middle = (a + b) / 2.0;
+            let even = low + (low & 1);
+            assert_eq!((to_e4m3(middle), to_e4m3(middle - (b - a) / 64.0), to_e4m3(middle + (b - a) / 64.0)), (even, low, low + 1));
+        }
+    }
 
     #[test]
     fn e4m3_edges() {

@@ -161,9 +161,8 @@ impl Backend for CpuBackend {
             let reason = format!("pages of {} tokens are no multiple of pools of {}", spec.page_tokens, spec.kpool);
             return Err(self.failed("state", reason));
         }
-        let bf16 = self.engine.precision == Precision::Bf16;
-        self.room("sequence state", CpuState::bytes(spec, bf16))?;
-        Ok(CpuState::new(spec, bf16))
+        self.room("sequence state", CpuState::bytes(spec, self.engine.latents))?;
+        Ok(CpuState::new(spec, self.engine.latents))
     }
 
     fn batch(&self, max_rows: usize, max_segments: usize, max_pages: usize) -> Result<CpuBatch, BackendError> {

@@ -16,10 +16,11 @@ use super::{
     disjoint::Disjoint,
     gemm::{Dest, Product, Rows, dots},
     isa::Kernel,
+    latents::{self, Latents},
     nn::{Mat, Start, nn},
     rows,
     simd::Simd,
-    state::{CpuState, Latents},
+    state::CpuState,
 };
 use crate::{MlaParams, Segment};
 
@@ -101,10 +102,12 @@ impl Attend<'_> {
         let k = self.latent;
         for (&pos, to) in positions.iter().zip(tile.chunks_exact_mut(k)) {
             let (page, token) = (pos as usize / self.page_tokens, pos as usize % self.page_tokens);
-            let at = ((self.layer_page + self.pages[page] as usize) * self.page_tokens + token) * k;
-            match self.cache {
-                Latents::F32(v) => to.copy_from_slice(&v[at..at + k]),
-                Latents::Bf16(v) => {
+            let row = (self.layer_page + self.pages[page] as usize) * self.page_tokens + token;
+            let at = row * k;
+            match &self.cache.rows {
+                latents::Rows::F32(v) => to.copy_from_slice(&v[at..at + k]),
+                latents::Rows::Fp8(..) => self.cache.get_fp8(row, to),
+                latents::Rows::Bf16(v) => {
                     let row = &v[at..at + k];
                     // SAFETY: the row holds k elements of native (little-endian) bf16.
                     unsafe { Bf16Row.run_lanes(s, row.as_ptr().cast(), 0, to) };
@@ -311,14 +314,8 @@ pub(super) fn append(batch: &CpuBatch, layer: usize, c: &[f32], state: &mut CpuS
     for seg in &batch.desc.segments {
         for i in 0..seg.rows {
             let (page, token) = batch.place(seg, (seg.pos0 + i) as usize, page_tokens)?;
-            let at = ((layer * pages + page) * page_tokens + token) * latent;
             let row = &c[(seg.row0 + i) as usize * latent..][..latent];
-            match &mut state.latents {
-                Latents::F32(v) => v[at..at + latent].copy_from_slice(row),
-                Latents::Bf16(v) => {
-                    v[at..at + latent].iter_mut().zip(row).for_each(|(o, x)| *o = super::state::to_bf16(*x));
-                }
-            }
+            state.latents.put((layer * pages + page) * page_tokens + token, row);
         }
     }
     Ok(())

@@ -27,6 +27,7 @@ mod indexer;
 mod isa;
 mod kda;
 mod kda_chunk;
+mod latents;
 mod linear;
 mod mhc;
 mod mla;
@@ -47,6 +48,7 @@ use parking_lot::Mutex;
 pub(crate) use backend::scratch_bytes;
 pub use buf::{CpuBank, CpuBatch, CpuBuf, CpuWeight};
 pub use isa::Isa;
+pub use latents::LatentType;
 pub use state::CpuState;
 
 use crate::{BackendError, DeviceInfo, Precision};
@@ -63,12 +65,14 @@ pub struct CpuOptions {
     pub precision: Precision,
     /// The instruction set; `None`: the best that this CPU has.
     pub isa: Option<Isa>,
+    /// What latent rows are stored as; `None`: as the rounding mode says.
+    pub latents: Option<LatentType>,
 }
 
 impl CpuOptions {
     /// All threads, the best instruction set.
     pub fn new(precision: Precision) -> Self {
-        Self { threads: None, cpus: Vec::new(), precision, isa: None }
+        Self { threads: None, cpus: Vec::new(), precision, isa: None, latents: None }
     }
 }
 
@@ -78,6 +82,7 @@ struct Engine {
     pool: pool::Pool,
     locals: buf::Locals,
     precision: Precision,
+    latents: LatentType,
 }
 
 /// The backend over this machine's cores and memory.
@@ -115,13 +120,14 @@ impl CpuBackend {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let pool = pool::Pool::new(options.threads.unwrap_or_else(|| affinity.threads().unwrap_or(cores)).max(1), affinity);
         let threads = pool.threads();
+        let latents = options.latents.unwrap_or(LatentType::of(options.precision));
         Ok(Self {
             info: DeviceInfo {
                 arithmetic: format!("cpu-{wanted}"),
                 description: format!("{}, {threads} of {cores} threads, {wanted}", cpu_name()),
                 memory_bytes: memory_bytes(),
             },
-            engine: Engine { isa, locals: buf::Locals::new(threads), pool, precision: options.precision },
+            engine: Engine { isa, locals: buf::Locals::new(threads), pool, precision: options.precision, latents },
             scratch: Mutex::default(),
             samplers: (0..threads).map(|_| Mutex::default()).collect(),
             first_error: Mutex::default(),

@@ -5,23 +5,17 @@
 //! | conv taps | f32 `[kda layer][slot][conv−1 (oldest first)][3·H·Dh]` |
 //! | KDA state | f32 `[kda layer][slot][H][Dh keys][Dh values]` |
 //! | raw indexer tail | f32 `[mla layer][slot][kpool−1][key, gate][dim]` |
-//! | latents | f32 or bf16 `[mla layer][page][token][latent]` |
+//! | latents | f32, bf16 or fp8 `[mla layer][page][token][latent]` (`latents.rs`) |
 //! | pooled keys | f32 `[mla layer][page][dim][pool, padded to 16]`: lanes along the pools, so that scores need no horizontal sums |
 
-use half::bf16;
-
-use super::aligned::Aligned;
+use super::{
+    aligned::Aligned,
+    latents::{LatentType, Latents},
+};
 use crate::{StateSpec, support::StateBytes};
 
 /// Pools of a page are padded to this many lanes.
 pub(super) const POOL_LANES: usize = 16;
-
-/// Latent rows in the cache's own precision.
-#[derive(Debug)]
-pub(super) enum Latents {
-    F32(Aligned),
-    Bf16(Vec<u16>),
-}
 
 /// All sequence state.
 #[derive(Debug)]
@@ -35,31 +29,30 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// Zeroed pools; `bf16` latents or f32.
-    pub(super) fn new(spec: &StateSpec, bf16: bool) -> Self {
+    /// Zeroed pools; latents are stored as `kind`.
+    pub(super) fn new(spec: &StateSpec, kind: LatentType) -> Self {
         let s = Sizes::of(spec);
-        let latents = spec.mla_layers * spec.pages * s.latent_page;
         Self {
             conv: Aligned::zeroed(spec.kda_layers * spec.slots * s.conv),
             kda: Aligned::zeroed(spec.kda_layers * spec.slots * s.kda),
             tail: Aligned::zeroed(spec.mla_layers * spec.slots * s.tail),
-            latents: if bf16 { Latents::Bf16(vec![0; latents]) } else { Latents::F32(Aligned::zeroed(latents)) },
+            latents: Latents::zeroed(kind, spec.mla_layers * spec.pages * spec.page_tokens, spec.latent),
             pooled: Aligned::zeroed(spec.mla_layers * spec.pages * s.pooled_page),
             spec: spec.clone(),
         }
     }
 
     /// Bytes that [`CpuState::new`] takes.
-    pub(super) fn bytes(spec: &StateSpec, bf16: bool) -> u64 {
-        let StateBytes { slots, pages } = Self::pools(spec, bf16);
+    pub(super) fn bytes(spec: &StateSpec, kind: LatentType) -> u64 {
+        let StateBytes { slots, pages } = Self::pools(spec, kind);
         slots.saturating_add(pages)
     }
 
     /// The same, of slots and pages apart.
-    pub(crate) fn pools(spec: &StateSpec, bf16: bool) -> StateBytes {
+    pub(crate) fn pools(spec: &StateSpec, kind: LatentType) -> StateBytes {
         let s = Sizes::of(spec);
         let slot = spec.kda_layers * (s.conv + s.kda) + spec.mla_layers * s.tail;
-        let page = spec.mla_layers * (s.latent_page * if bf16 { 2 } else { 4 } + 4 * s.pooled_page);
+        let page = spec.mla_layers * (spec.page_tokens * kind.row_bytes(spec.latent) + 4 * s.pooled_page);
         let of = |count: usize, each: usize| (count as u64).saturating_mul(each as u64);
         StateBytes { slots: of(spec.slots, slot * 4), pages: of(spec.pages, page) }
     }
@@ -101,11 +94,8 @@ impl CpuState {
         let s = self.sizes();
         for layer in 0..self.spec.mla_layers {
             let at = |page: u32, size: usize| (layer * self.spec.pages + page as usize) * size;
-            let (a, b) = (at(from, s.latent_page), at(to, s.latent_page));
-            match &mut self.latents {
-                Latents::F32(v) => v.copy_within(a..a + s.latent_page, b),
-                Latents::Bf16(v) => v.copy_within(a..a + s.latent_page, b),
-            }
+            let rows = self.spec.page_tokens;
+            self.latents.copy(at(from, rows), at(to, rows), rows);
             let (a, b) = (at(from, s.pooled_page), at(to, s.pooled_page));
             self.pooled.copy_within(a..a + s.pooled_page, b);
         }
@@ -137,11 +127,8 @@ impl CpuState {
         }
         for layer in 0..self.spec.mla_layers {
             for &page in pages {
-                let at = (layer * self.spec.pages + page as usize) * s.latent_page;
-                match &self.latents {
-                    Latents::F32(v) => put_f32(&mut out, &v[at..at + s.latent_page]),
-                    Latents::Bf16(v) => v[at..at + s.latent_page].iter().for_each(|b| out.extend_from_slice(&b.to_le_bytes())),
-                }
+                let rows = self.spec.page_tokens;
+                self.latents.export((layer * self.spec.pages + page as usize) * rows, rows, &mut out);
                 let at = (layer * self.spec.pages + page as usize) * s.pooled_page;
                 put_f32(&mut out, &self.pooled[at..at + s.pooled_page]);
             }
@@ -172,15 +159,8 @@ impl CpuState {
         });
         for layer in 0..self.spec.mla_layers {
             for &page in pages {
-                let at = (layer * self.spec.pages + page as usize) * s.latent_page;
-                match &mut self.latents {
-                    Latents::F32(v) => r.f32s(&mut v[at..at + s.latent_page]),
-                    Latents::Bf16(v) => {
-                        for o in &mut v[at..at + s.latent_page] {
-                            *o = r.take(2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
-                        }
-                    }
-                }
+                let rows = self.spec.page_tokens;
+                self.latents.import((layer * self.spec.pages + page as usize) * rows, rows, &mut r);
                 let at = (layer * self.spec.pages + page as usize) * s.pooled_page;
                 r.f32s(&mut self.pooled[at..at + s.pooled_page]);
             }
@@ -192,7 +172,7 @@ impl CpuState {
         let spec = &self.spec;
         [
             0x7464_7331, // "1sdt": snapshot layout 1
-            matches!(self.latents, Latents::Bf16(_)) as u32,
+            self.latents.kind() as u32,
             spec.kda_layers as u32,
             spec.mla_layers as u32,
             spec.kda.heads as u32,
@@ -208,24 +188,26 @@ impl CpuState {
 
     fn snapshot_bytes(&self, pages: usize) -> usize {
         let one = StateSpec { slots: 1, pages, ..self.spec.clone() };
-        4 * self.header(pages).len() + Self::bytes(&one, matches!(self.latents, Latents::Bf16(_))) as usize
+        4 * self.header(pages).len() + Self::bytes(&one, self.latents.kind()) as usize
     }
 }
 
-fn put_f32(out: &mut Vec<u8>, values: &[f32]) {
+/// Appends values as little-endian bytes.
+pub(super) fn put_f32(out: &mut Vec<u8>, values: &[f32]) {
     values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads a snapshot.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+    pub(super) fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
         Some(head)
     }
 
-    fn f32s(&mut self, out: &mut [f32]) {
+    pub(super) fn f32s(&mut self, out: &mut [f32]) {
         for o in out {
             *o = self.take(4).map_or(0.0, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         }
@@ -241,8 +223,6 @@ pub(super) struct Sizes {
     pub(super) kda: usize,
     /// Of a slot, per MLA layer.
     pub(super) tail: usize,
-    /// Of a page, per MLA layer.
-    pub(super) latent_page: usize,
     /// Of a page, per MLA layer.
     pub(super) pooled_page: usize,
     /// Pools per page.
@@ -260,15 +240,9 @@ impl Sizes {
             conv: k.conv.saturating_sub(1) * 3 * k.heads * k.head_dim,
             kda: k.heads * k.head_dim * k.head_dim,
             tail: spec.kpool.saturating_sub(1) * 2 * spec.index_dim,
-            latent_page: spec.page_tokens * spec.latent,
             pooled_page: padded * spec.index_dim,
             pools,
             padded,
         }
     }
-}
-
-/// One bf16 value as stored.
-pub(super) fn to_bf16(x: f32) -> u16 {
-    bf16::from_f32(x).to_bits()
 }

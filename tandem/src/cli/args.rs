@@ -15,7 +15,8 @@ use tandem_worker_attn::cache::CacheOptions;
 use crate::failure::Failure;
 
 use super::values::{
-    self, Bytes, Cpus, Device, Dtype, ExpertDevice, Link, LogFormat, MetricsCompat, Preemption, ReasoningFields, Seconds, Split,
+    self, Bytes, Cpus, Device, Dtype, ExpertDevice, KvCacheDtype, Link, LogFormat, MetricsCompat, Preemption, ReasoningFields, Seconds,
+    Split,
 };
 
 /// Flags of every role.
@@ -136,6 +137,9 @@ pub struct AttnLimits {
     /// Tokens that the latent cache holds over all sequences
     #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(2..))]
     pub kv_tokens: u64,
+    /// What the latent cache stores: fp8 halves it against bf16 and rounds each latent to 3 bits of mantissa (cpu only)
+    #[arg(long, value_enum, default_value = "auto")]
+    pub kv_cache_dtype: KvCacheDtype,
     /// Tokens in one step, decode and prefill together; a longer prompt is taken in chunks
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_num_batched_tokens: u32,

@@ -294,6 +294,32 @@ impl From<Link> for LinkChoice {
     }
 }
 
+/// What the latent cache stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// As --dtype says
+    Auto,
+    /// f32
+    F32,
+    /// bf16
+    Bf16,
+    /// E4M3 with an f32 scale for each 128 values
+    Fp8,
+}
+
+impl KvCacheDtype {
+    /// The type; nothing where --dtype decides.
+    pub fn latents(self) -> Option<tandem_kernels::cpu::LatentType> {
+        use tandem_kernels::cpu::LatentType;
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(LatentType::F32),
+            Self::Bf16 => Some(LatentType::Bf16),
+            Self::Fp8 => Some(LatentType::Fp8),
+        }
+    }
+}
+
 /// What becomes of a sequence's state when it has to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Preemption {

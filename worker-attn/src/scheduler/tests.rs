@@ -146,9 +146,12 @@ proptest! {
             .collect();
         let mut state: std::collections::HashMap<u64, (usize, usize, usize)> = std::collections::HashMap::new();
         let mut done = 0;
+        // Those that live, in order of arrival.
+        let mut arrived: Vec<u64> = Vec::new();
         for step in 0..4000 {
             for j in jobs.extract_if(.., |j| j.3 == step) {
                 s.submit(j.0, j.1);
+                arrived.push(j.0);
                 state.insert(j.0, (0, j.1, j.2));
             }
             // The cache knows something else of each, each time.
@@ -162,6 +165,13 @@ proptest! {
             });
             for id in &plan.preempted {
                 state.get_mut(id).unwrap().0 = 0;
+            }
+            // Fair: the earliest never makes room, and nobody joins before one who came earlier.
+            prop_assert!(arrived.first().is_none_or(|first| !plan.preempted.contains(first)));
+            let waiting: Vec<u64> = s.waiting.iter().map(|e| e.id).collect();
+            for id in &plan.admitted {
+                let earlier = &arrived[..arrived.iter().position(|a| a == id).unwrap()];
+                prop_assert!(earlier.iter().all(|e| !waiting.contains(e)), "{} overtakes one of {:?}", id, earlier);
             }
             for id in &plan.admitted {
                 state.get_mut(id).unwrap().0 = begun[id].computed;
@@ -183,6 +193,7 @@ proptest! {
                     *left -= 1;
                     if *left == 0 {
                         s.remove(p.id);
+                        arrived.retain(|id| *id != p.id);
                         done += 1;
                     }
                 }

@@ -82,10 +82,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     }
     let limits = config.limits(checkpoint.geometry())?;
     let checkpoint = Arc::new(checkpoint);
+    if config.kv_cache.is_some() && config.device != "cpu" {
+        return Err(Error::CacheType { device: config.device });
+    }
     match config.device.as_str() {
         "cpu" => {
             let (threads, cpus) = (config.threads, config.cpus.clone());
-            let options = CpuOptions { threads, cpus, ..CpuOptions::new(config.precision) };
+            let options = CpuOptions { threads, cpus, latents: config.kv_cache, ..CpuOptions::new(config.precision) };
             let backend = Arc::new(CpuBackend::new(options)?);
             Worker::new(config, limits, checkpoint, backend, latch).run(shutdown).await
         }
