@@ -6,6 +6,7 @@
 //! | [`sequence`] | a request and its tokens |
 //! | [`events`] | what is said about it |
 //! | [`parking`] | what becomes of the state of a sequence that makes room |
+//! | `room` | who gets state, where it comes from, who gives it up |
 //! | [`thread`] | the dedicated thread and its mailbox |
 //!
 //! Neighbours: `scheduler.rs` decides, `model.rs` computes, `cache/` remembers, `service/` talks to the coordinator.
@@ -17,6 +18,7 @@
 
 pub mod events;
 pub mod parking;
+mod room;
 pub mod sequence;
 pub mod thread;
 
@@ -26,16 +28,15 @@ use tandem_kernels::{Backend, BatchDesc, SampleRow, Sampled};
 use tandem_proto::attn::v1::{ErrorCode, Event, StepEvents};
 
 use self::{
-    parking::{Parking, ParkingOptions, copy_bytes},
+    parking::{Parking, ParkingOptions},
     sequence::{Purpose, Request, Sequence},
 };
 use crate::{
-    cache::{CacheOptions, Lease, LookUp, PrefixCache},
+    cache::{CacheOptions, Lease, PrefixCache},
     guide::{Guide, Guides},
     hop::{Failure, Hop, HopError, HopSegment, Notify},
     model::{Runner, StepError, StepResult, push_segment},
-    scheduler::{Capacity, Plan, Planned, Scheduler, Start},
-    state::{SeqState, StateError},
+    scheduler::{Capacity, Plan, Planned, Scheduler},
     telemetry,
 };
 
@@ -113,33 +114,6 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     /// Sequences that hold state, sequences that do not.
     pub fn counts(&self) -> (usize, usize) {
         (self.scheduler.running(), self.scheduler.waiting())
-    }
-
-    /// Token places that sequences use, in all. Those that only the prefix cache holds are as good as free.
-    pub fn kv_tokens(&mut self) -> (usize, usize) {
-        let pool = self.runner.pool();
-        let spare = self.cache.as_ref().map_or(0, |cache| cache.spare_pages(pool)) * pool.spec().page_tokens;
-        (pool.used_tokens() - spare, pool.total_tokens())
-    }
-
-    /// Host memory of the copies of sequences that made room, in bytes.
-    pub fn parked_bytes(&self) -> u64 {
-        self.parking.used()
-    }
-
-    /// The prefix cache.
-    pub fn cache(&self) -> Option<&PrefixCache> {
-        self.cache.as_ref()
-    }
-
-    /// Tells the metrics what lies in host memory: remembered prefixes, copies of sequences that made room.
-    pub fn publish_memory(&mut self) {
-        if let Some(cache) = &self.cache {
-            let (points, bytes) = cache.size();
-            let pool = self.runner.pool();
-            telemetry::cached(points, bytes, cache.spare_pages(pool) * pool.spec().page_tokens);
-        }
-        telemetry::parked(self.parking.used());
     }
 
     /// Whether no sequence lives here.
@@ -255,28 +229,6 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         Ok(total)
     }
 
-    /// Decides the step. What the cache has for those that join is held from here on.
-    fn plan(&mut self) -> (Plan, HashMap<u64, Lease>) {
-        let Self { runner, scheduler, sequences, cache, .. } = self;
-        let mut leases = HashMap::new();
-        let plan = scheduler.plan(|id| {
-            let Some(s) = sequences.get(&id).filter(|s| s.may_use_cache()) else { return Start::default() };
-            if let Some(copy) = &s.parked {
-                return Start { computed: copy.tokens(), points: Vec::new() };
-            }
-            let Some(cache) = cache.as_ref() else { return Start::default() };
-            let LookUp { lease, points } = cache.look_up(runner.pool(), &s.tokens);
-            let lease = if s.request.prompt_logprobs.is_none() { lease } else { give_back(runner, lease) };
-            let computed = lease.as_ref().map_or(0, Lease::tokens);
-            leases.extend(lease.map(|lease| (id, lease)));
-            Start { computed, points }
-        });
-        for id in leases.keys().copied().filter(|id| !plan.admitted.contains(id)).collect::<Vec<_>>() {
-            give_back(runner, leases.remove(&id));
-        }
-        (plan, leases)
-    }
-
     /// Applies a plan to real state and describes the step.
     fn apply(&mut self, plan: Plan, mut leases: HashMap<u64, Lease>, out: &mut Vec<Event>) -> Formed {
         telemetry::preempted(plan.preempted.len());
@@ -292,7 +244,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             let Some(s) = self.sequences.get_mut(&p.id) else { continue };
             let Some(state) = s.state.as_mut() else { continue };
             let (from, to) = (state.tokens(), state.tokens() + p.rows);
-            if let Err(e) = grow(&mut self.cache, &mut self.runner, state, to) {
+            if let Err(e) = room::grow(&mut self.cache, &mut self.runner, state, to) {
                 // The scheduler counts the same pages, so this is a fault of ours: end the one sequence, keep the others.
                 out.push(events::error(p.id, ErrorCode::Internal, e.to_string()));
                 self.end(p.id, "error");
@@ -314,60 +266,6 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         let decode = formed.rows.iter().filter(|p| p.rows == 1).count();
         telemetry::rows(decode, formed.desc.tokens.len() - decode);
         formed
-    }
-
-    /// Takes a sequence's state away; a copy is kept where that is the better way.
-    fn make_room(&mut self, id: u64) {
-        let Self { runner, sequences, parking, .. } = self;
-        let Some((s, state)) = sequences.get_mut(&id).and_then(|s| s.state.take().map(|state| (s, state))) else { return };
-        let precision = runner.model().backend().precision();
-        let pool = runner.pool();
-        let bytes = copy_bytes(pool.spec(), pool.pages_for(state.tokens()), precision);
-        if state.tokens() > 0 && s.may_use_cache() && parking.prefers_copy(bytes, state.tokens()) {
-            let timer = Instant::now();
-            match pool.snapshot(&state) {
-                Ok(copy) => {
-                    parking.copied(timer.elapsed(), copy.len());
-                    s.parked = parking.park(copy.len()).then_some(copy);
-                    telemetry::snapshots(usize::from(s.parked.is_some()));
-                }
-                Err(e) => tracing::warn!(error = %e, request = id, "no copy of a sequence that makes room; it is computed again"),
-            }
-        }
-        pool.free(state);
-    }
-
-    fn admit(&mut self, id: u64, lease: Option<Lease>, out: &mut Vec<Event>) {
-        let Some(s) = self.sequences.get_mut(&id) else { return };
-        let cached = lease.as_ref().map_or(0, Lease::tokens);
-        let parked = s.parked.take();
-        let asked = self.cache.is_some() && s.may_use_cache() && s.request.prompt_logprobs.is_none() && parked.is_none();
-        if asked {
-            telemetry::looked_up(s.tokens.len(), cached);
-        }
-        let pool = self.runner.pool();
-        let state = match (parked, lease, &mut self.cache) {
-            (Some(copy), _, cache) => {
-                self.parking.unpark(copy.len());
-                if let Some(cache) = cache {
-                    cache.make_room(pool, copy.pages());
-                }
-                pool.restore(&copy)
-            }
-            (None, Some(lease), Some(cache)) => cache.take(pool, lease),
-            _ => pool.create(),
-        };
-        match state {
-            Ok(state) => {
-                s.state = Some(state);
-                // Said again after a preemption: the coordinator counts those.
-                out.push(events::started(id, asked.then_some(cached.min(s.request.prompt.len()))));
-            }
-            Err(e) => {
-                out.push(events::error(id, ErrorCode::Internal, e.to_string()));
-                self.end(id, "error");
-            }
-        }
     }
 
     /// Ends the sequences whose watched rows are not finite: their state must not enter the cache.
@@ -491,29 +389,6 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             (self.sink)(StepEvents { events, rows: 0 });
         }
     }
-}
-
-/// Gives `state` the pages for `tokens` tokens; the cache gives up what is missing.
-fn grow<B: Backend, H: Hop<B>>(
-    cache: &mut Option<PrefixCache>,
-    runner: &mut Runner<B, H>,
-    state: &mut SeqState,
-    tokens: usize,
-) -> Result<(), StateError> {
-    let pool = runner.pool();
-    if let Some(cache) = cache {
-        let missing = pool.pages_for(tokens).saturating_sub(state.pages().len());
-        cache.make_room(pool, missing);
-    }
-    pool.grow(state, tokens)
-}
-
-/// Gives a lease back that nobody takes.
-fn give_back<B: Backend, H: Hop<B>>(runner: &mut Runner<B, H>, lease: Option<Lease>) -> Option<Lease> {
-    if let Some(lease) = lease {
-        PrefixCache::give_back(runner.pool(), lease);
-    }
-    None
 }
 
 /// Holds the rows of sequences that have a grammar to it. Called when the layers are done: the masks were computed meanwhile.
