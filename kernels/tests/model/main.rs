@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test an error is a failure")]
 
+mod agreement;
 mod forward;
 mod geometries;
 
@@ -168,9 +169,9 @@ goldens!(reference, ReferenceBackend::<f32>::new(Precision::F32));
 goldens!(cpu, CpuBackend::new(CpuOptions::new(Precision::F32)).unwrap());
 
 /// Device 0 (or `TANDEM_TEST_CUDA`), where there is one.
-fn cuda() -> Option<CudaBackend> {
+fn cuda(precision: Precision) -> Option<CudaBackend> {
     let wanted = std::env::var("TANDEM_TEST_CUDA").ok();
-    match CudaBackend::new(CudaOptions::new(wanted.as_deref().map_or(0, |w| w.parse().unwrap()), Precision::F32)) {
+    match CudaBackend::new(CudaOptions::new(wanted.as_deref().map_or(0, |w| w.parse().unwrap()), precision)) {
         Ok(backend) => Some(backend),
         Err(e) if wanted.is_none() => {
             println!("SKIPPED, no CUDA device: {e}");
@@ -183,12 +184,12 @@ fn cuda() -> Option<CudaBackend> {
 /// The goldens on a GPU.
 #[test]
 fn cuda_matches() {
-    let Some(backend) = cuda() else { return };
+    let Some(backend) = cuda(Precision::F32) else { return };
     every_layer_matches(backend, Preset::Tiny, "tiny");
-    every_layer_matches(cuda().unwrap(), Preset::TinyB, "tiny-b");
-    prompts_and_continuations_match(cuda().unwrap(), Preset::Tiny, "tiny", &[1, 17, 70], 64);
-    prompts_and_continuations_match(cuda().unwrap(), Preset::Tiny, "tiny", &[3, 4], 1);
-    prompts_and_continuations_match(cuda().unwrap(), Preset::TinyB, "tiny-b", &[1, 3, 4, 17, 70, 200], 7);
+    every_layer_matches(cuda(Precision::F32).unwrap(), Preset::TinyB, "tiny-b");
+    prompts_and_continuations_match(cuda(Precision::F32).unwrap(), Preset::Tiny, "tiny", &[1, 17, 70], 64);
+    prompts_and_continuations_match(cuda(Precision::F32).unwrap(), Preset::Tiny, "tiny", &[3, 4], 1);
+    prompts_and_continuations_match(cuda(Precision::F32).unwrap(), Preset::TinyB, "tiny-b", &[1, 3, 4, 17, 70, 200], 7);
 }
 
 /// The oracle must be nearer to the goldens than the tolerance by far: what is left is the goldens' own f32 noise.
