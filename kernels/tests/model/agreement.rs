@@ -10,7 +10,11 @@ use tandem_kernels::{
 };
 use tandem_model::{Checkpoint, synthetic::Preset};
 
-use crate::{cuda, forward::Model, open};
+use crate::{
+    Gold, cuda,
+    forward::{Model, Trace},
+    open,
+};
 
 const PROMPT: usize = 256;
 /// Of the logits that the golden keeps (`EVERY_ROW` and `EVERY_ENTRY` there).
@@ -26,20 +30,42 @@ fn rms(got: &[f32], want: &[f32]) -> f64 {
     (sum / want.len() as f64).sqrt()
 }
 
-fn agrees<B: Backend>(backend: B, what: &str) {
-    let (_dir, checkpoint, gold) = open(Preset::Small, "small");
-    let vocab = checkpoint.geometry().vocab;
-    let mut model = Model::load(backend, &checkpoint, PROMPT);
-    let (mut chosen, mut kept) = (Vec::new(), Vec::new());
-    for prompt in gold.tokens("ids").chunks(PROMPT) {
-        model.reset();
-        let logits = model.forward(prompt, 0).logits;
-        for (i, row) in logits.chunks(vocab).enumerate() {
-            chosen.push(best(row));
-            if i % EVERY_ROW == EVERY_ROW - 1 {
-                kept.extend(row.iter().step_by(EVERY_ENTRY));
+/// Of rows of `width` entries.
+fn sample(rows: &[f32], width: usize) -> impl Iterator<Item = f32> {
+    rows.chunks(width).skip(EVERY_ROW - 1).step_by(EVERY_ROW).flat_map(|row| row.iter().step_by(EVERY_ENTRY).copied())
+}
+
+/// Errors of the mixer and the feed-forward block of each layer, with all that the layers before them did, beside transformers'.
+fn blocks_are_as_near(trace: &Trace, hidden: usize, gold: &Gold) {
+    let mut worst = (0.0, String::new());
+    for (i, layer) in trace.layers.iter().enumerate() {
+        for (name, rows) in [("attn_out", &layer.attn_out), ("ffn_out", &layer.ffn_out)] {
+            let name = format!("layer{i}.{name}");
+            let exact = gold.floats(&name);
+            let ours = rms(&sample(rows, hidden).collect::<Vec<_>>(), &exact);
+            let theirs = rms(&gold.floats(&format!("{name}_bf16")), &exact);
+            println!("{name}: rms error {ours:.2e}, transformers {theirs:.2e}");
+            if ours / theirs > worst.0 {
+                worst = (ours / theirs, name);
             }
         }
+    }
+    assert!(worst.0 <= 1.0, "{}: {:.3} times the error of transformers", worst.1, worst.0);
+}
+
+fn agrees<B: Backend>(backend: B, what: &str) {
+    let (_dir, checkpoint, gold) = open(Preset::Small, "small");
+    let (vocab, hidden) = (checkpoint.geometry().vocab, checkpoint.geometry().hidden);
+    let mut model = Model::load(backend, &checkpoint, PROMPT);
+    let (mut chosen, mut kept) = (Vec::new(), Vec::new());
+    for (i, prompt) in gold.tokens("ids").chunks(PROMPT).enumerate() {
+        model.reset();
+        let trace = model.forward(prompt, 0);
+        if i == 0 {
+            blocks_are_as_near(&trace, hidden, &gold);
+        }
+        chosen.extend(trace.logits.chunks(vocab).map(best));
+        kept.extend(sample(&trace.logits, vocab));
     }
     let (exact, theirs) = (gold.ids("argmax"), gold.ids("argmax_bf16"));
     assert_eq!(chosen.len(), exact.len());
