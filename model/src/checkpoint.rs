@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tandem_quant::{DType, SharedBytes};
+use tandem_quant::{DType, SharedBytes, fp8};
 
 use crate::{
     GenerationConfig, Geometry, ModelError, Shard, fingerprint,
@@ -25,6 +25,7 @@ use crate::{
     json::read_object,
     linear::SIDE_SUFFIXES,
     names::{Name, classify},
+    narrow::Fp8Groups,
     storage::{Entry, Reach, Storage, Stored},
 };
 
@@ -40,6 +41,8 @@ pub struct Checkpoint {
     trunk: BTreeMap<String, usize>,
     needs: Vec<Need>,
     fp8_block: [usize; 2],
+    /// Groups that are handed out narrowed.
+    pub(crate) narrowed_groups: Fp8Groups,
     fingerprint: String,
     skipped: Vec<Skipped>,
     warnings: Vec<String>,
@@ -116,6 +119,7 @@ impl Checkpoint {
         let mut checkpoint = Self {
             dir,
             fp8_block: fp8_block(&config_path, &config)?,
+            narrowed_groups: Fp8Groups::default(),
             config_file: config_path,
             geometry,
             generation,
@@ -206,6 +210,12 @@ impl Checkpoint {
         halves.map(|n| 4 * n.shape.iter().map(|d| *d as u64).product::<u64>()).sum()
     }
 
+    /// Those of [`Checkpoint::trunk_bytes`] that are narrowed when they are handed out, and so never lie in a mapped file.
+    pub fn narrowed_bytes(&self) -> u64 {
+        let plain = |n: &Need| self.layout(&n.name).is_ok_and(|layout| layout.is_plain());
+        self.bytes_where(|n| self.narrows(&n.name) && plain(n))
+    }
+
     /// Bytes of the routed experts' weights in a shard (every expert of a layer counts alike).
     pub fn shard_bytes(&self, shard: &Shard) -> u64 {
         shard.layer_ids().map(|layer| shard.share_of(&self.geometry, self.routed_bytes(layer as usize))).sum()
@@ -228,9 +238,13 @@ impl Checkpoint {
         self.needs.iter().filter(|n| keep(n)).map(|n| self.stored_bytes(n)).sum()
     }
 
-    /// Bytes on disk of a needed tensor, its scales included.
+    /// Bytes of a needed tensor with its scales: as stored, or as handed out where it is narrowed.
     pub(crate) fn stored_bytes(&self, need: &Need) -> u64 {
-        self.layout(&need.name).map_or(0, |layout| layout.entries().map(|e| e.bytes() as u64).sum())
+        let Ok(layout) = self.layout(&need.name) else { return 0 };
+        match layout.shape.as_slice() {
+            &[rows, cols] if layout.is_plain() && self.narrows(&need.name) => fp8::bytes(rows, cols) as u64,
+            _ => layout.entries().map(|e| e.bytes() as u64).sum(),
+        }
     }
 
     /// Elements per scale of native FP8, `[rows, cols]`.

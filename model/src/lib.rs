@@ -42,6 +42,7 @@ pub mod inventory;
 pub mod json;
 mod linear;
 pub mod names;
+pub mod narrow;
 pub mod plan;
 pub mod readin;
 pub mod resident;

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
-use tandem_quant::{DType, MatrixSource, Scales};
+use tandem_quant::{DType, MatrixSource, Scales, fp8};
 
 use crate::{
     Checkpoint, ModelError,
@@ -75,6 +75,11 @@ impl Layout<'_> {
     /// Whether something lies beside the elements.
     pub fn is_scaled(&self) -> bool {
         !matches!(self.scales, Side::None)
+    }
+
+    /// Whether the elements are floats that need nothing beside them.
+    pub fn is_plain(&self) -> bool {
+        self.dtype.is_float() && !self.is_scaled()
     }
 
     /// All stored tensors that take part.
@@ -259,7 +264,8 @@ impl Checkpoint {
         let layout = self.layout(name)?;
         let [rows, cols] =
             layout.shape.as_slice().try_into().map_err(|_| self.bad(layout.weight, "a matrix", &format!("shape {:?}", layout.shape)))?;
-        self.source(&layout, rows, cols, 0)
+        let matrix = self.source(&layout, rows, cols, 0)?;
+        Ok(if matrix.is_plain() && self.narrows(name) { fp8::narrow(&matrix)? } else { matrix })
     }
 
     /// Matrix `index` of a stack `[count, rows, cols]`.

@@ -97,6 +97,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         max_num_batched_tokens: limits.max_num_batched_tokens as usize,
         prefill_chunk: limits.prefill_chunk.map(|tokens| tokens as usize),
         kv_cache: limits.kv_cache_dtype.latents(),
+        fp8: limits.fp8.groups(),
         prefix_cache: limits.cache.options(),
         parking: worker::engine::parking::ParkingOptions { preemption: limits.preemption.into(), bytes: limits.preemption_bytes.0 },
         link: limits.link.into(),

@@ -137,3 +137,15 @@ async fn every_end_token_stops() {
         assert_eq!(answer.body["choices"][0]["token_ids"].as_array().unwrap().len(), 20, "ignore_eos: {}", answer.text);
     }
 }
+
+#[tokio::test]
+async fn narrowed_weights_answer_too() {
+    let cluster = Launch::up().args(["--attn-fp8", "--kda-fp8", "--mlp-fp8"]).ready();
+    let (answer, _) = ask(&cluster.client(), user("What is the capital of France?"), &[]).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "The capital of France is Paris.");
+    assert!(
+        cluster.stderr().contains("narrowing float weights to FP8 as they are loaded groups=attention, KDA, MLP"),
+        "{}",
+        cluster.stderr()
+    );
+}

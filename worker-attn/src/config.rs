@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use tandem_kernels::{Precision, cpu::LatentType};
-use tandem_model::Geometry;
+use tandem_model::{Geometry, narrow::Fp8Groups};
 use tandem_proto::link::LinkChoice;
 
 use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions};
@@ -36,6 +36,8 @@ pub struct Config {
     pub kv_tokens: usize,
     /// What latent rows are stored as; `None` = as the precision says. Only the CPU has a choice.
     pub kv_cache: Option<LatentType>,
+    /// Groups of weights that are narrowed to FP8 where they are stored as floats.
+    pub fp8: Fp8Groups,
     /// Rows of one step, decode and prefill together (raised to `max_batch` where it is less).
     pub max_num_batched_tokens: usize,
     /// Rows of one prompt in one step; `None` = `max_num_batched_tokens`.
@@ -74,6 +76,7 @@ impl Config {
             max_seq_len: None,
             kv_tokens: 32_768,
             kv_cache: None,
+            fp8: Fp8Groups::default(),
             max_num_batched_tokens: 256,
             prefill_chunk: None,
             prefix_cache: Some(CacheOptions::default()),

@@ -37,8 +37,8 @@ pub fn needs(checkpoint: &Checkpoint, limits: RunnerLimits, precision: Precision
     let layers = checkpoint.geometry().layers as u32;
     let partials = (0..layers).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
     Needs {
-        weights: checkpoint.trunk_bytes() + local_bytes,
-        unpacked: checkpoint.unpacked_bytes(),
+        weights: checkpoint.trunk_bytes() - checkpoint.narrowed_bytes() + local_bytes,
+        unpacked: checkpoint.unpacked_bytes() + checkpoint.narrowed_bytes(),
         ..pools(checkpoint.geometry(), limits, precision, partials, threads)
     }
 }

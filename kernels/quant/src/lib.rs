@@ -5,6 +5,7 @@
 //! | [`dtype`] | the element/block types and their sizes |
 //! | [`blocks`] | scalar dequantisation of the block types |
 //! | [`float8`] | E4M3, UE4M3, E8M0 |
+//! | [`fp8`] | floats narrowed to E4M3 under a grid of factors |
 //! | [`bytes`] | a range of bytes kept alive by whoever owns it (a memory map, a vector) |
 //! | [`rocmfp`] | ROCmFP's mixed types and their codebooks |
 //! | [`scales`] | scales that lie beside the elements (FP8, NVFP4 and MXFP4 in safetensors) |
@@ -17,6 +18,7 @@ pub mod blocks;
 pub mod bytes;
 pub mod dtype;
 pub mod float8;
+pub mod fp8;
 pub mod matrix;
 pub mod rocmfp;
 pub mod scales;

@@ -8,7 +8,10 @@ use std::{borrow::Cow, collections::BTreeMap, fs, path::Path};
 
 use safetensors::{Dtype, SafeTensors, View};
 use serde_json::{Value, json};
-use tandem_quant::{DType, float8};
+use tandem_quant::{
+    DType, float8,
+    fp8::{self, E4M3_MAX},
+};
 
 use crate::{ModelError, storage::safetensors::INDEX};
 
@@ -44,8 +47,8 @@ impl Quantised {
         let named = |suffix: &str, tensor| (format!("{base}.{suffix}"), tensor);
         match self {
             Self::Fp8 => {
-                let (codes, grid) = fp8(values, rows, cols);
-                let shape = vec![rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)];
+                let (codes, grid) = fp8::encode(values, cols);
+                let shape = vec![rows.div_ceil(fp8::BLOCK), cols.div_ceil(fp8::BLOCK)];
                 vec![
                     named("weight", Stored::new(Dtype::F8_E4M3, vec![rows, cols], codes)),
                     named("weight_scale_inv", Stored::f32(shape, &grid)),
@@ -71,11 +74,6 @@ impl Quantised {
         }
     }
 }
-
-/// Rows and columns of an FP8 block.
-const BLOCK: usize = 128;
-/// The largest E4M3 value.
-const E4M3_MAX: f32 = 448.0;
 
 /// A tensor to be written.
 struct Stored {
@@ -177,11 +175,6 @@ fn nearest(x: f32, count: u8, value: impl Fn(u8) -> f32) -> u8 {
     if below < above || (below == above && low % 2 == 0) { low } else { high }
 }
 
-/// E4M3, rounded to nearest even; values beyond the largest are held to it.
-fn to_e4m3(v: f32) -> u8 {
-    nearest(v.abs(), 0x7F, float8::e4m3) | if v.is_sign_negative() { 0x80 } else { 0 }
-}
-
 /// E2M1, rounded to nearest even.
 fn to_e2m1(v: f32) -> u8 {
     nearest(v.abs(), 8, float8::e2m1) | if v.is_sign_negative() { 8 } else { 0 }
@@ -191,26 +184,12 @@ fn pairs(codes: &[u8]) -> Vec<u8> {
     codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4).collect()
 }
 
-/// Codes and the grid of factors.
-fn fp8(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
-    let grid_cols = cols.div_ceil(BLOCK);
-    let mut grid = Vec::with_capacity(rows.div_ceil(BLOCK) * grid_cols);
-    for r0 in (0..rows).step_by(BLOCK) {
-        for c0 in (0..cols).step_by(BLOCK) {
-            let block = (r0..rows.min(r0 + BLOCK)).flat_map(|r| values[r * cols + c0..r * cols + cols.min(c0 + BLOCK)].iter().copied());
-            grid.push((largest(block) / E4M3_MAX).max(1e-12));
-        }
-    }
-    let code = |(i, v): (usize, &f32)| to_e4m3(v / grid[i / cols / BLOCK * grid_cols + i % cols / BLOCK]);
-    (values.iter().enumerate().map(code).collect(), grid)
-}
-
 /// Packed codes, the factors of 16 elements each, and the tensor's factor.
 fn nvfp4(values: &[f32]) -> (Vec<u8>, Vec<u8>, f32) {
     let global = largest(values.iter().copied()) / (6.0 * E4M3_MAX);
     let (mut codes, mut groups) = (Vec::with_capacity(values.len()), Vec::new());
     for group in values.chunks_exact(16) {
-        let scale = to_e4m3((largest(group.iter().copied()) / (6.0 * global)).clamp(2.0f32.powi(-9), E4M3_MAX));
+        let scale = float8::to_e4m3((largest(group.iter().copied()) / (6.0 * global)).clamp(2.0f32.powi(-9), E4M3_MAX));
         let factor = float8::e4m3(scale) * global;
         codes.extend(group.iter().map(|v| to_e2m1(v / factor)));
         groups.push(scale);
@@ -240,8 +219,8 @@ mod tests {
         assert_eq!([0.0, 0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 9.0].map(to_e2m1), [0, 0, 1, 2, 2, 4, 4, 6, 6, 7, 7]);
         assert_eq!(to_e2m1(-0.0), 8);
         for code in (0..0x7F).chain(0x80..0xFF) {
-            assert_eq!(to_e4m3(float8::e4m3(code)), code);
+            assert_eq!(float8::to_e4m3(float8::e4m3(code)), code);
         }
-        assert_eq!((to_e4m3(1.0 + 1.0 / 16.0), to_e4m3(1.0 + 3.0 / 16.0), to_e4m3(1000.0)), (0x38, 0x3A, 0x7E));
+        assert_eq!((float8::to_e4m3(1.0 + 1.0 / 16.0), float8::to_e4m3(1.0 + 3.0 / 16.0), float8::to_e4m3(1000.0)), (0x38, 0x3A, 0x7E));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::{ArgAction, Args};
-use tandem_model::{Geometry, Resident};
+use tandem_model::{Geometry, Resident, narrow::Fp8Groups};
 use tandem_worker_attn::cache::CacheOptions;
 
 use crate::failure::Failure;
@@ -140,6 +140,9 @@ pub struct AttnLimits {
     /// What the latent cache stores: fp8 halves it against bf16 and rounds each latent to 3 bits of mantissa (cpu only)
     #[arg(long, value_enum, default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
+    /// Weights narrowed to FP8.
+    #[command(flatten)]
+    pub fp8: Fp8Args,
     /// Tokens in one step, decode and prefill together; a longer prompt is taken in chunks
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_num_batched_tokens: u32,
@@ -161,6 +164,28 @@ pub struct AttnLimits {
     /// Prefix cache.
     #[command(flatten)]
     pub cache: CacheArgs,
+}
+
+/// Which of the attention worker's weights become FP8 (E4M3 under a factor for each 128×128 block) where the checkpoint has floats.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Weights")]
+pub struct Fp8Args {
+    /// Narrow the projections of MLA layers to FP8 when they are loaded: fewer bytes a token, other tokens
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub attn_fp8: bool,
+    /// The same for q, k, v and output projections of KDA layers
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub kda_fp8: bool,
+    /// The same for dense MLPs and shared experts
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
+    pub mlp_fp8: bool,
+}
+
+impl Fp8Args {
+    /// The groups.
+    pub fn groups(self) -> Fp8Groups {
+        Fp8Groups { attention: self.attn_fp8, kda: self.kda_fp8, mlp: self.mlp_fp8 }
+    }
 }
 
 /// What the attention worker keeps of prompts that it has computed.

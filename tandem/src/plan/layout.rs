@@ -81,8 +81,8 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     let partials = (0..g.layers as u32).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
     let held = |shards: &[Shard]| shards.iter().map(|s| sizes.shard(s)).sum::<u64>();
     let attn = Needs {
-        weights: sizes.trunk() + held(&local),
-        unpacked: sizes.unpacked,
+        weights: sizes.trunk() - sizes.narrowed + held(&local),
+        unpacked: sizes.unpacked + sizes.narrowed,
         ..tandem_worker_attn::memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
     };
     let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];

@@ -44,7 +44,8 @@ use crate::{
 /// When flags or checkpoint are wrong, or a device is too small: both numbers, and what would work.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let located = model::locate(&args.model, None)?;
-    let checkpoint = Checkpoint::open_headers(&located.dir).map_err(|error| Failure::config(error.to_string()))?;
+    let checkpoint =
+        Checkpoint::open_headers(&located.dir).map_err(|error| Failure::config(error.to_string()))?.with_fp8(args.limits.fp8.groups());
     let sizes = Sizes::of(&checkpoint);
     let resident = args.split.resident()?;
     let (mut devices, attn, experts) = devices(args, &resident)?;

@@ -20,8 +20,10 @@ pub struct Sizes {
     pub routed: BTreeMap<u32, u64>,
     /// Cuts along the intermediate dimension fall on multiples of this.
     pub block: usize,
-    /// Bytes of weights that are kept in another form than stored.
+    /// Bytes of weights that are kept in another form than stored, beside the parts.
     pub unpacked: u64,
+    /// Bytes of the trunk's parts that are narrowed to FP8, and so cannot be left on disk.
+    pub narrowed: u64,
 }
 
 impl Sizes {
@@ -35,6 +37,7 @@ impl Sizes {
             routed: census.experts.iter().map(|e| (e.layer as u32, e.bytes)).collect(),
             block: checkpoint.ffn_block(),
             unpacked: checkpoint.unpacked_bytes(),
+            narrowed: checkpoint.narrowed_bytes(),
         }
     }
 

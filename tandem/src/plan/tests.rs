@@ -53,7 +53,7 @@ fn sizes(dice: &mut Dice, release: &Geometry) -> Sizes {
     let mut parts: BTreeMap<Part, u64> = Part::ALL.iter().map(|part| (*part, dice.size(33))).collect();
     parts.insert(Part::Routed, routed.values().sum());
     let block = [1, 16, 32, 256][dice.roll(4)];
-    Sizes { name: "random".into(), geometry, parts, routed, block, unpacked: dice.size(30) }
+    Sizes { name: "random".into(), geometry, parts, routed, block, unpacked: dice.size(30), narrowed: 0 }
 }
 
 fn devices(dice: &mut Dice) -> Vec<Device> {

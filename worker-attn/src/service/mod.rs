@@ -76,9 +76,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         admin::serve(addr, health.clone(), handle).await.map_err(|source| Error::Bind { what: "--admin", source })?;
     }
     let dir = config.model.clone();
-    let checkpoint = blocking(move || Ok(Checkpoint::open(&dir)?)).await?;
+    let checkpoint = blocking(move || Ok(Checkpoint::open(&dir)?)).await?.with_fp8(config.fp8);
     for warning in checkpoint.warnings() {
         tracing::warn!(model = %checkpoint.dir().display(), "{warning}");
+    }
+    if !config.fp8.is_empty() {
+        tracing::info!(groups = %config.fp8, "narrowing float weights to FP8 as they are loaded");
     }
     let limits = config.limits(checkpoint.geometry())?;
     let checkpoint = Arc::new(checkpoint);
