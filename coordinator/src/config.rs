@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tandem_model::{Resident, Split};
+use tandem_model::{LoadFormat, Resident, Split};
 
 /// Settings of one coordinator.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct Config {
     pub served_model_name: Option<String>,
     /// What the workers must compute in: `f32` or `bf16`. A worker that says otherwise is refused.
     pub precision: String,
+    /// Where weights come from; the same on every process of an instance.
+    pub load_format: LoadFormat,
     /// How the routed experts are cut over workers.
     pub plan: PlanInputs,
     /// Requests that may wait for a free place in the batch before new ones get 429.
@@ -72,6 +74,7 @@ impl Config {
             model,
             served_model_name: None,
             precision: "bf16".into(),
+            load_format: LoadFormat::Auto,
             plan: PlanInputs { split: Split::Layers, expert_workers: 1, resident: Resident::default() },
             max_queue: 256,
             max_logprobs: 20,

@@ -159,7 +159,7 @@ async fn open(config: &Config, name: &str, instance: &Arc<Instance>, health: &He
     let opened = {
         let (config, name) = (config.clone(), name.to_owned());
         tokio::task::spawn_blocking(move || -> Result<_, Error> {
-            let checkpoint = Checkpoint::open(&config.model)?;
+            let checkpoint = Checkpoint::open_as(&config.model, config.load_format)?;
             for warning in checkpoint.warnings() {
                 tracing::warn!("{warning}");
             }

@@ -54,7 +54,7 @@ pub mod synthetic;
 pub mod tensors;
 pub mod title;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, LoadFormat};
 pub use error::ModelError;
 pub use generation::GenerationConfig;
 pub use geometry::{Ffn, Geometry, Indexer, LayerSpec, Mixer};

@@ -93,9 +93,10 @@ fn default_cache() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::values::{Dtype, LoadFormat};
 
     fn args(model: &Path) -> ModelArgs {
-        ModelArgs { model: Some(model.to_owned()), cache_dir: None, dtype: crate::cli::values::Dtype::F32 }
+        ModelArgs { model: Some(model.to_owned()), cache_dir: None, load_format: LoadFormat::Auto, dtype: Dtype::F32 }
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         control_addr: args.control_addr,
         served_model_name: Some(located.name),
         precision: args.model.dtype.name().into(),
+        load_format: args.model.load_format.into(),
         plan: coordinator::PlanInputs {
             split: args.split.split.into(),
             expert_workers: args.expert_workers as usize,
@@ -87,6 +88,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
     let config = worker::Config {
         name,
         precision: args.model.dtype.into(),
+        load_format: args.model.load_format.into(),
         device: args.join.device.to_string(),
         threads: cores.threads,
         cpus: cores.cpus,
@@ -154,6 +156,7 @@ pub fn experts(args: ExpertsArgs) -> Result<(), Failure> {
         tcp_port: Some(args.tcp_port),
         grpc_port: Some(args.grpc_port),
         precision: args.model.dtype.into(),
+        load_format: args.model.load_format.into(),
         device: args.join.device.to_string(),
         shard,
         threads: cores.threads,

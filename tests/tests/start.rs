@@ -133,3 +133,22 @@ fn workers_with_another_model_or_precision_are_refused_by_name() {
     );
     assert!(log.contains("precision") && log.contains("f32") && log.contains("bf16"), "{log}");
 }
+
+#[tokio::test]
+async fn headers_alone_serve_with_made_up_weights_and_are_refused_without() {
+    let dir = copy_of_tiny();
+    for shard in shards(dir.path()) {
+        let mut bytes = std::fs::read(&shard).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        bytes.truncate(8 + usize::try_from(header).unwrap());
+        std::fs::write(&shard, bytes).unwrap();
+    }
+    let cluster = Launch::up().model(dir.path()).args(["--load-format", "dummy", "--experts", "cpu,cpu", "--split", "ffn"]).ready();
+    assert!(cluster.stderr().contains("the weights are made up (--load-format dummy)"), "{}", cluster.stderr());
+    let body = serde_json::json!({ "model": "any", "prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": true, "return_token_ids": true });
+    let answer = cluster.client().post("/v1/completions", &body).await;
+    assert_eq!(answer.body["usage"]["completion_tokens"], 8, "{}", answer.text);
+
+    let error = fails(Launch::up().model(dir.path()), Duration::from_secs(10));
+    assert!(error.contains("the file is truncated"), "{error}");
+}

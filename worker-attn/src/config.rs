@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use tandem_kernels::{Precision, cpu::LatentType};
-use tandem_model::{Geometry, narrow::Fp8Groups};
+use tandem_model::{Geometry, LoadFormat, narrow::Fp8Groups};
 use tandem_proto::link::LinkChoice;
 
 use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions};
@@ -19,6 +19,8 @@ pub struct Config {
     pub model: PathBuf,
     /// Rounding mode; the same on every process of an instance.
     pub precision: Precision,
+    /// Where weights come from; the same on every process of an instance.
+    pub load_format: LoadFormat,
     /// `cpu` or `reference`.
     pub device: String,
     /// Weights may be larger than the memory that is free: they are then read from disk as they are needed.
@@ -68,6 +70,7 @@ impl Config {
             name: "attn-0".to_owned(),
             model: model.into(),
             precision: Precision::Bf16,
+            load_format: LoadFormat::Auto,
             device: "cpu".to_owned(),
             allow_paging: false,
             threads: None,

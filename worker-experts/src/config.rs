@@ -7,7 +7,7 @@ use std::{
 };
 
 use tandem_kernels::Precision;
-use tandem_model::Shard;
+use tandem_model::{LoadFormat, Shard};
 
 use crate::fault::Fault;
 
@@ -30,6 +30,8 @@ pub struct Config {
     pub model: PathBuf,
     /// Rounding mode; the same on every process of an instance.
     pub precision: Precision,
+    /// Where weights come from; the same on every process of an instance.
+    pub load_format: LoadFormat,
     /// `cpu` or `reference`.
     pub device: String,
     /// Shards to hold; empty = those that the coordinator gives. Ids are the coordinator's.
@@ -64,6 +66,7 @@ impl Config {
             advertise: None,
             model: model.into(),
             precision: Precision::Bf16,
+            load_format: LoadFormat::Auto,
             device: "cpu".to_owned(),
             shard: Vec::new(),
             allow_paging: false,

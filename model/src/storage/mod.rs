@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`safetensors`] | one file, or an index and its shards |
 //! | [`gguf`] | one file, or a numbered set of shards |
+//! | `dummy` | made-up weights behind headers alone |
 //!
 //! Nothing is copied: a tensor is a range of a mapped file, kept alive by [`SharedBytes`]. The only unsafe block of this crate is the
 //! map itself.
 //!
 //! Neighbours: `checkpoint.rs` gives the stored names their meaning.
 
+mod dummy;
 pub mod gguf;
 pub mod safetensors;
 
@@ -105,11 +107,13 @@ pub struct Storage {
     pub codebooks: Codebooks,
     /// Whether some file ends right behind its header.
     pub stub: bool,
+    /// What stands in for the files' data.
+    dummy: Option<dummy::Dummy>,
 }
 
 impl Storage {
     fn empty() -> Self {
-        Self { files: Vec::new(), maps: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false }
+        Self { files: Vec::new(), maps: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false, dummy: None }
     }
 
     fn push(&mut self, path: &Path, map: Arc<Mmap>) {
@@ -168,9 +172,17 @@ impl Storage {
         &self.files[entry.file].0
     }
 
+    /// From now on tensors have made-up values, whatever the files hold.
+    pub(crate) fn make_up(&mut self) {
+        self.dummy = Some(dummy::Dummy::of(&self.entries));
+    }
+
     /// The bytes of an entry; `None` where its file ends before them (a header-only stub).
     pub fn bytes(&self, entry: &Entry) -> Option<SharedBytes> {
-        self.files[entry.file].1.slice(entry.range.clone())
+        match &self.dummy {
+            Some(dummy) => dummy.bytes(entry),
+            None => self.files[entry.file].1.slice(entry.range.clone()),
+        }
     }
 }
 

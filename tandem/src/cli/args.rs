@@ -15,8 +15,8 @@ use tandem_worker_attn::cache::CacheOptions;
 use crate::failure::Failure;
 
 use super::values::{
-    self, Bytes, Cpus, Device, Dtype, ExpertDevice, KvCacheDtype, Link, LogFormat, MetricsCompat, Preemption, ReasoningFields, Seconds,
-    Split,
+    self, Bytes, Cpus, Device, Dtype, ExpertDevice, KvCacheDtype, Link, LoadFormat, LogFormat, MetricsCompat, Preemption, ReasoningFields,
+    Seconds, Split,
 };
 
 /// Flags of every role.
@@ -50,6 +50,10 @@ pub struct ModelArgs {
     /// Where the demo model is unpacked [default: $XDG_CACHE_HOME/tandem or ~/.cache/tandem]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
+    /// Where weights come from: the files, or made up from their headers alone, to measure speed and memory without them (every process of an
+    /// instance must have the same)
+    #[arg(long, value_enum, default_value = "auto")]
+    pub load_format: LoadFormat,
     /// Precision of activations, caches and hop payload; every process of an instance must have the same
     #[arg(long, value_enum, default_value = "bf16")]
     pub dtype: Dtype,

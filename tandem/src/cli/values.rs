@@ -294,6 +294,24 @@ impl From<Link> for LinkChoice {
     }
 }
 
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint's files
+    Auto,
+    /// Made up; the files may end behind their headers
+    Dummy,
+}
+
+impl From<LoadFormat> for tandem_model::LoadFormat {
+    fn from(format: LoadFormat) -> Self {
+        match format {
+            LoadFormat::Auto => Self::Auto,
+            LoadFormat::Dummy => Self::Dummy,
+        }
+    }
+}
+
 /// What the latent cache stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {

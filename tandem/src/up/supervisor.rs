@@ -117,7 +117,9 @@ async fn prepare(args: &UpArgs) -> Result<Prepared, Failure> {
 
 fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     let model = model::locate(&args.model, args.http.served_model_name.as_deref())?;
-    let checkpoint = Checkpoint::open(&model.dir).map_err(|error| Failure::config(error.to_string()))?.with_fp8(args.limits.fp8.groups());
+    let checkpoint = Checkpoint::open_as(&model.dir, args.model.load_format.into())
+        .map_err(|error| Failure::config(error.to_string()))?
+        .with_fp8(args.limits.fp8.groups());
     let resident = args.split.resident()?;
     let choice = devices::choose(args.attn, &args.experts, &resident)?;
     let resident = if choice.all_resident { tandem_model::Resident::All } else { resident };

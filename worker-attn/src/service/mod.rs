@@ -75,8 +75,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     if let Some(addr) = config.admin {
         admin::serve(addr, health.clone(), handle).await.map_err(|source| Error::Bind { what: "--admin", source })?;
     }
-    let dir = config.model.clone();
-    let checkpoint = blocking(move || Ok(Checkpoint::open(&dir)?)).await?.with_fp8(config.fp8);
+    let (dir, format) = (config.model.clone(), config.load_format);
+    let checkpoint = blocking(move || Ok(Checkpoint::open_as(&dir, format)?)).await?.with_fp8(config.fp8);
     for warning in checkpoint.warnings() {
         tracing::warn!(model = %checkpoint.dir().display(), "{warning}");
     }
