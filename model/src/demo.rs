@@ -19,8 +19,8 @@ macro_rules! embedded {
     };
 }
 
-/// Name and content of each file of the checkpoint.
-pub const FILES: &[(&str, &[u8])] = embedded![
+/// Name and content of each file of the checkpoint. A static, since each use of a constant may copy the bytes into the binary once more.
+pub static FILES: &[(&str, &[u8])] = embedded![
     "config.json",
     "generation_config.json",
     "model.safetensors",
