@@ -47,7 +47,7 @@ pub fn gguf(data: &[u8]) -> bool {
         let _ = (t.elems(), t.bytes(), gguf::names::classify(&t.name, 45));
     });
     let path = Path::new(PATH);
-    let _ = GenerationConfig::from_gguf(path, &header);
+    let _ = GenerationConfig::from_gguf(path, &header, 154_880);
     gguf::config::config(path, &header, &header.tensors).is_ok_and(|config| Geometry::from_json(path, &config).is_ok())
 }
 

@@ -24,6 +24,7 @@ use crate::{
     inventory::{self, Need},
     json::read_object,
     linear::SIDE_SUFFIXES,
+    locate::{Format, format_at},
     names::{Name, classify},
     narrow::Fp8Groups,
     storage::{Entry, Reach, Storage, Stored},
@@ -109,38 +110,31 @@ impl Checkpoint {
     }
 
     fn open_reaching(path: &Path, reach: Reach) -> Result<Self, ModelError> {
-        let config_path = path.join("config.json");
-        let is_gguf = path.extension().is_some_and(|e| e == "gguf");
-        let (storage, config_path, config) = if config_path.exists() && !is_gguf {
-            let config = read_object(&config_path)?;
-            // The geometry is checked first: its errors say more than a missing tensor.
-            Geometry::from_json(&config_path, &config)?;
-            (Storage::open_safetensors(path, reach)?, config_path, config)
-        } else if is_gguf || Storage::has_gguf(path) {
-            let storage = Storage::open_gguf(path, reach)?;
-            let file = storage.first_file().unwrap_or(path).to_owned();
-            let header = storage.gguf.as_ref().ok_or_else(|| no_checkpoint(path))?;
-            let config = gguf::config::config(&file, header, &storage.gguf_infos())?;
-            (storage, file, config)
-        } else {
-            return Err(no_checkpoint(path));
-        };
-        let geometry = Geometry::from_json(&config_path, &config)?;
         let dir = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(path).to_owned() };
-        let generation = match &storage.gguf {
-            Some(header) => GenerationConfig::from_gguf(&config_path, header)?,
-            None => GenerationConfig::read(&dir, &config)?,
+        let (storage, config_path, config, geometry, generation) = match format_at(path)? {
+            Format::Safetensors => {
+                let config_path = path.join("config.json");
+                let config = read_object(&config_path)?;
+                // The geometry is checked first: its errors say more than a missing tensor.
+                let geometry = Geometry::from_json(&config_path, &config)?;
+                let generation = GenerationConfig::read(&dir, &config, geometry.vocab)?;
+                (Storage::open_safetensors(path, reach)?, config_path, config, geometry, generation)
+            }
+            Format::Gguf => {
+                let (mut storage, file, header) = Storage::open_gguf(path, reach)?;
+                let config = gguf::config::config(&file, &header, &storage.gguf_infos())?;
+                let own_keys = |error| gguf::keys::in_own_keys(error, &header);
+                let geometry = Geometry::from_json(&file, &config).map_err(own_keys)?;
+                let generation = GenerationConfig::from_gguf(&file, &header, geometry.vocab)?;
+                storage.gguf = Some(header);
+                (storage, file, config, geometry, generation)
+            }
         };
-        if let Some(id) = generation.eos_token_ids.iter().find(|id| **id as usize >= geometry.vocab) {
-            return Err(ModelError::Key {
-                path: dir.join("generation_config.json"),
-                key: "eos_token_id".to_owned(),
-                needed: format!("ids below vocab_size ({})", geometry.vocab),
-                got: id.to_string(),
-            });
-        }
         let (trunk, skipped) = sort_out(&storage, geometry.layers)?;
-        let needs = inventory::needs(&geometry, |name| trunk.contains_key(name));
+        let is_gguf = storage.gguf.is_some();
+        // GGUF has some tensors in one form alone: where one is missing, it is missing in that form.
+        let gguf_form = |name: &str| [NEG_EXP, KEY_UP, STACK].iter().any(|form| name.ends_with(form));
+        let needs = inventory::needs(&geometry, |name| trunk.contains_key(name) || is_gguf && gguf_form(name));
         let mut checkpoint = Self {
             dir,
             fp8_block: fp8_block(&config_path, &config)?,
@@ -159,6 +153,7 @@ impl Checkpoint {
         let mut warnings: Vec<String> = checkpoint.skipped.iter().map(ToString::to_string).collect();
         warnings.extend(checkpoint.narrowed());
         warnings.extend(checkpoint.unknown());
+        warnings.extend(checkpoint.unsaid());
         checkpoint.warnings = warnings;
         Ok(checkpoint)
     }
@@ -316,7 +311,8 @@ impl Checkpoint {
                 other => other?,
             };
             if layout.shape != need.shape {
-                let needed = format!("shape {:?} (from the config)", need.shape);
+                let origin = if self.gguf().is_some() { "from the metadata" } else { "from the config" };
+                let needed = format!("shape {:?} ({origin})", need.shape);
                 return Err(self.bad(layout.weight, &needed, &format!("{:?}", layout.shape)));
             }
             if !need.matrix && layout.is_scaled() {
@@ -328,9 +324,13 @@ impl Checkpoint {
     }
 
     pub(crate) fn missing(&self, name: &str, needed: &str) -> ModelError {
+        let stored = self.gguf().and_then(|_| gguf::names::stored(name));
+        let name = [NEG_EXP, KEY_UP, VALUE_UP].iter().find_map(|form| name.strip_suffix(form)?.strip_suffix('.')).unwrap_or(name);
+        let published = if name.starts_with("lm_head") { name.to_owned() } else { format!("model.language_model.{name}") };
         ModelError::Tensor {
-            path: self.dir.clone(),
-            tensor: if name.starts_with("lm_head") { name.to_owned() } else { format!("model.language_model.{name}") },
+            // No file has it: the folder, or the GGUF file with the model's keys.
+            path: if stored.is_some() { self.config_file.clone() } else { self.dir.clone() },
+            tensor: stored.map_or(published, |stored| format!("{stored} ({name})")),
             needed: needed.to_owned(),
             got: NOWHERE.to_owned(),
         }
@@ -358,6 +358,13 @@ impl Checkpoint {
         listing(&names).map(|list| format!("{} tensors are stored narrower than F32: {list}; {tail}", names.len()))
     }
 
+    /// What the family has and this checkpoint says nothing of.
+    fn unsaid(&self) -> Option<String> {
+        let key = if self.gguf().is_some() { "swiglu_clamp_exp" } else { "swiglu_limit" };
+        let text = || format!("no {key} in {}: the SwiGLU is not clamped (the release clamps it at 10)", self.config_file.display());
+        self.geometry.swiglu_limit.is_none().then(text)
+    }
+
     /// Tensors that nothing asks for.
     fn unknown(&self) -> Option<String> {
         let known: BTreeSet<&str> = self.needs.iter().map(|n| n.name.as_str()).collect();
@@ -380,17 +387,6 @@ fn listing(names: &[String]) -> Option<String> {
 
 /// What [`Checkpoint::missing`] says is there.
 const NOWHERE: &str = "nothing: no file has it, under this or any other known spelling";
-
-fn no_checkpoint(path: &Path) -> ModelError {
-    let reason = if path.is_dir() {
-        "no config.json here: needed a checkpoint folder as published (config.json beside *.safetensors), or a .gguf file"
-    } else if path.exists() {
-        "neither a folder nor a .gguf file: needed a checkpoint folder as published (config.json beside *.safetensors), or a .gguf file"
-    } else {
-        "no such file or folder"
-    };
-    ModelError::Folder { path: path.to_owned(), reason: reason.to_owned() }
-}
 
 /// `quantization_config.weight_block_size`; 128 × 128 where it is not said.
 fn fp8_block(path: &Path, config: &Value) -> Result<[usize; 2], ModelError> {
@@ -466,5 +462,7 @@ fn from_gguf(stored: &str, layers: usize) -> Name {
 pub(crate) const NEG_EXP: &str = "neg_exp";
 /// Suffix of the transposed k rows of kv_b_proj.
 pub(crate) const KEY_UP: &str = "k_b";
+/// Suffix of a stack of gate projections: where it is, up and down are stacks, too.
+const STACK: &str = ".mlp.experts.gate_proj";
 /// Suffix of the v rows of kv_b_proj.
 pub(crate) const VALUE_UP: &str = "v_b";

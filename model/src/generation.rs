@@ -11,6 +11,26 @@ use crate::{
     json::{Section, read_object},
 };
 
+const EOS: &str = "eos_token_id";
+
+/// A key of a header, read as what it must be; `None` where it is absent.
+fn of_key<T>(
+    path: &Path,
+    header: &gguf::Header,
+    key: &str,
+    needed: &str,
+    read: impl Fn(&gguf::Value) -> Option<T>,
+) -> Result<Option<T>, ModelError> {
+    let Some(value) = header.get(key) else { return Ok(None) };
+    let error = || ModelError::Key { path: path.to_owned(), key: key.to_owned(), needed: needed.to_owned(), got: value.describe() };
+    read(value).map(Some).ok_or_else(error)
+}
+
+/// The error for an end id that is no row of the vocabulary.
+fn beyond(path: &Path, key: String, what: &str, vocab: usize, id: u32) -> ModelError {
+    ModelError::Key { path: path.to_owned(), key, needed: format!("ids below {what} ({vocab})"), got: id.to_string() }
+}
+
 /// Sampling defaults of a checkpoint; a request's own values win.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationConfig {
@@ -33,36 +53,67 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Reads `generation_config.json` (may be absent) of a folder whose `config.json` is `config`.
+    /// Reads `generation_config.json` (may be absent) of a folder whose `config.json` is `config`. End ids must lie below `vocab`.
     ///
     /// # Errors
     /// Names the file and the key that has another type or an impossible value.
-    pub fn read(dir: &Path, config: &Value) -> Result<Self, ModelError> {
+    pub fn read(dir: &Path, config: &Value, vocab: usize) -> Result<Self, ModelError> {
         let path = dir.join("generation_config.json");
-        let generation = if path.exists() { read_object(&path)? } else { Value::Object(serde_json::Map::new()) };
-        Self::from_json(&path, &generation, &dir.join("config.json"), config)
+        let there = path.try_exists().map_err(|source| ModelError::Io { path: path.clone(), source })?;
+        let generation = if there { read_object(&path)? } else { Value::Object(serde_json::Map::new()) };
+        let config_path = dir.join("config.json");
+        let read = Self::from_json(&path, &generation, &config_path, config)?;
+        let has = |value: Option<&Value>| value.is_some_and(|v| !v.is_null() && v.as_array().is_none_or(|list| !list.is_empty()));
+        let text = config.get("text_config").and_then(|text| text.get(EOS));
+        let (file, key) = match () {
+            () if has(generation.get(EOS)) => (&path, EOS.to_owned()),
+            () if has(text) => (&config_path, format!("text_config.{EOS}")),
+            () => (&config_path, EOS.to_owned()),
+        };
+        match read.eos_token_ids.iter().find(|id| **id as usize >= vocab) {
+            Some(id) => Err(beyond(file, key, "vocab_size", vocab, *id)),
+            None => Ok(read),
+        }
     }
 
-    /// Sampling hints and end tokens of a GGUF header: `general.sampling.*`, and the set {eos, eot, eom} of `tokenizer.ggml.*`.
+    /// Sampling hints and end tokens of a GGUF header: `general.sampling.*`, and the set {eos, eot, eom} of `tokenizer.ggml.*`. End ids must
+    /// lie below `vocab`.
     ///
     /// # Errors
     /// Names the key that has an impossible value.
-    pub fn from_gguf(path: &Path, header: &gguf::Header) -> Result<Self, ModelError> {
-        let int = |key: &str| header.get(key).and_then(gguf::Value::as_u64);
-        let ends = ["eos", "eot", "eom"].iter().filter_map(|end| int(&format!("tokenizer.ggml.{end}_token_id")));
-        let mut generation = json!({ "eos_token_id": ends.collect::<Vec<_>>() });
-        if let Some(pad) = int("tokenizer.ggml.padding_token_id") {
+    pub fn from_gguf(path: &Path, header: &gguf::Header, vocab: usize) -> Result<Self, ModelError> {
+        let mut generation = json!({});
+        let mut ends = Vec::new();
+        for end in ["eos", "eot", "eom"] {
+            let key = format!("tokenizer.ggml.{end}_token_id");
+            let Some(id) = of_key(path, header, &key, "a token id", |v| u32::try_from(v.as_u64()?).ok())? else { continue };
+            if id as usize >= vocab {
+                return Err(beyond(path, key, "the vocabulary", vocab, id));
+            }
+            ends.push(id);
+        }
+        generation[EOS] = ends.into();
+        let id = |v: &gguf::Value| u32::try_from(v.as_u64()?).ok();
+        if let Some(pad) = of_key(path, header, "tokenizer.ggml.padding_token_id", "a token id", id)? {
             generation["pad_token_id"] = pad.into();
         }
+        let number = |v: &gguf::Value| v.as_f64().filter(|f| f.is_finite());
         for (hint, key) in [("temp", "temperature"), ("top_p", "top_p"), ("min_p", "min_p")] {
-            if let Some(value) = header.get(&format!("general.sampling.{hint}")).and_then(gguf::Value::as_f64) {
+            if let Some(value) = of_key(path, header, &format!("general.sampling.{hint}"), "a finite number", number)? {
                 generation[key] = value.into();
             }
         }
-        if let Some(top_k) = int("general.sampling.top_k") {
+        let whole = |v: &gguf::Value| u32::try_from(v.as_u64()?).ok();
+        if let Some(top_k) = of_key(path, header, "general.sampling.top_k", "a whole number below 2^32", whole)? {
             generation["top_k"] = top_k.into();
         }
-        Self::from_json(path, &generation, path, &json!({}))
+        Self::from_json(path, &generation, path, &json!({})).map_err(|error| match error {
+            ModelError::Key { path, key, needed, got } => {
+                let hint = if key == "temperature" { "temp" } else { &key };
+                ModelError::Key { path, key: format!("general.sampling.{hint}"), needed, got }
+            }
+            other => other,
+        })
     }
 
     /// As [`GenerationConfig::read`], from parsed files; the paths are for messages.
@@ -81,7 +132,7 @@ impl GenerationConfig {
             let nested = text.as_ref().map_or(Ok(Vec::new()), |t| t.token_ids(key))?;
             if nested.is_empty() { top.token_ids(key) } else { Ok(nested) }
         };
-        let mut eos_token_ids = first("eos_token_id")?;
+        let mut eos_token_ids = first(EOS)?;
         eos_token_ids.sort_unstable();
         eos_token_ids.dedup();
 

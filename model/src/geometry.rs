@@ -190,9 +190,9 @@ impl Geometry {
             // 1, not 0, without MLA layers: page sizes are multiples of it.
             kpool: if has_mla { c.int("index_kpool", 1)? } else { 1 },
             always_tail: c.opt_bool("index_kpool_always_select_tail")?.unwrap_or(true),
-            rms_eps: c.positive("rms_norm_eps")?,
-            hc_eps: c.positive("hc_eps")?,
-            sinkhorn_iters: c.int("hc_sinkhorn_iters", 1)?,
+            rms_eps: epsilon(&c, "rms_norm_eps")?,
+            hc_eps: epsilon(&c, "hc_eps")?,
+            sinkhorn_iters: sinkhorn_iters(&c)?,
             max_position: c.int("max_position_embeddings", 1)?,
             tied: c.opt_bool("tie_word_embeddings")?.or(top.opt_bool("tie_word_embeddings")?).unwrap_or(false),
             layer_specs,
@@ -304,6 +304,26 @@ impl Geometry {
     /// Rows of an mHC projection: N(N+2).
     pub fn hc_rows(&self) -> usize {
         self.streams * (self.streams + 2)
+    }
+}
+
+/// A number that keeps a division from 0: larger ones would drown what is divided by.
+fn epsilon(c: &Section<'_>, key: &str) -> Result<f32, ModelError> {
+    const LEAST: f32 = 1e-12;
+    const MOST: f32 = 0.01;
+    match c.positive(key)? {
+        eps if (LEAST..=MOST).contains(&eps) => Ok(eps),
+        odd => Err(c.error(key, format!("a number from {LEAST:e} to {MOST}"), format!("{odd:e}"))),
+    }
+}
+
+/// Every iteration costs time at each of two sites a layer; the matrix has long converged after this many.
+fn sinkhorn_iters(c: &Section<'_>) -> Result<usize, ModelError> {
+    const KEY: &str = "hc_sinkhorn_iters";
+    const MOST: usize = 1000;
+    match c.int(KEY, 1)? {
+        n if n <= MOST => Ok(n),
+        odd => Err(c.error(KEY, format!("a whole number from 1 to {MOST}"), odd.to_string())),
     }
 }
 

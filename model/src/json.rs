@@ -3,7 +3,7 @@
 //! Neighbours: `geometry.rs` and `generation.rs` read through [`Section`].
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -16,12 +16,22 @@ use crate::ModelError;
 /// # Errors
 /// The file cannot be read, is not JSON, or is no object.
 pub fn read_object(path: &Path) -> Result<Value, ModelError> {
-    let text = fs::read_to_string(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    regular(path).map_err(io)?;
+    let text = fs::read_to_string(path).map_err(io)?;
     let value: Value = serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
     if value.is_object() {
         Ok(value)
     } else {
         Err(ModelError::Key { path: path.to_owned(), key: "(top level)".to_owned(), needed: "an object".to_owned(), got: describe(&value) })
+    }
+}
+
+/// Refuses what is no file: opening a pipe would wait for its writer, for ever.
+pub(crate) fn regular(path: &Path) -> io::Result<()> {
+    match fs::metadata(path)?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "a file was needed; this is a folder, pipe or device")),
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`names`] | the spellings of a tensor name in the wild → one canonical name |
 //! | [`inventory`] | which tensors a geometry needs, with their shapes |
 //! | `linear` | how a matrix is stored: floats, FP8, NVFP4, MXFP4, ggml types |
+//! | [`locate`] | which kind of checkpoint lies at a path |
 //! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
 //! | [`census`] | its tensors counted by part, type and layer |
 //! | [`semantic`] | whether experts' values look like weights of this model |
@@ -41,6 +42,7 @@ pub mod gguf;
 pub mod inventory;
 pub mod json;
 mod linear;
+pub mod locate;
 pub mod names;
 pub mod narrow;
 pub mod plan;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::storage::gguf::numbered;
+use crate::storage::gguf::{numbered, stem};
 
 /// The default name of the checkpoint at `path` in the APIs.
 pub fn title(path: &Path) -> String {
@@ -10,7 +10,7 @@ pub fn title(path: &Path) -> String {
     let name = full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
     match numbered(&name) {
         Some((prefix, ..)) => prefix.to_owned(),
-        None => name.strip_suffix(".gguf").unwrap_or(&name).to_owned(),
+        None => stem(&name).unwrap_or(&name).to_owned(),
     }
 }
 

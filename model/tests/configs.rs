@@ -84,11 +84,14 @@ fn a_shared_indexer_follows_a_full_one() {
 #[test]
 fn refusals_name_file_key_needed_and_got() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str, &str); 17] = [
+    let cases: [(Change, &str, &str); 20] = [
         (|c| c["hidden_size"] = json!("big"), "text_config.hidden_size", "got \"big\""),
         (|c| c["hidden_size"] = json!(0), "text_config.hidden_size", "at least 1, got 0"),
         (|c| c["rms_norm_eps"] = Value::Null, "text_config.rms_norm_eps", "got nothing"),
         (|c| c["hc_eps"] = json!(0.0), "text_config.hc_eps", "above 0, got 0"),
+        (|c| c["hc_eps"] = json!(1.0), "text_config.hc_eps", "from 1e-12 to 0.01, got 1e0"),
+        (|c| c["rms_norm_eps"] = json!(1e-20), "text_config.rms_norm_eps", "from 1e-12 to 0.01, got 1e-20"),
+        (|c| c["hc_sinkhorn_iters"] = json!(1_000_000), "text_config.hc_sinkhorn_iters", "from 1 to 1000, got 1000000"),
         (|c| c["layer_types"] = json!(["linear_attention"]), "text_config.layer_types", "needed 9 entries"),
         (|c| c["layer_types"][2] = json!("mamba"), "text_config.layer_types[2]", "got \"mamba\""),
         (|c| c["mlp_layer_types"][2] = json!("wide"), "text_config.mlp_layer_types[2]", "got \"wide\""),
@@ -123,6 +126,25 @@ fn end_ids_come_from_the_first_file_that_has_them() {
     assert_eq!(generation(&json!({}), &config).eos_token_ids, [5, 7]);
     assert_eq!(generation(&json!({}), &json!({ "eos_token_id": 9 })).eos_token_ids, [9]);
     assert_eq!(generation(&json!({}), &json!({})).eos_token_ids, [0u32; 0]);
+}
+
+/// The file that the ids were really read from.
+#[test]
+fn end_ids_beyond_the_vocabulary_name_their_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let generation_file = dir.path().join("generation_config.json");
+    let said = |config: &Value| GenerationConfig::read(dir.path(), config, 100).unwrap_err().to_string();
+    let end = "needed ids below vocab_size (100), got 100";
+    let nested = said(&json!({ "text_config": { "eos_token_id": [7, 100] }, "eos_token_id": 3 }));
+    assert!(nested.contains(&format!("/config.json: text_config.eos_token_id: {end}")), "{nested}");
+    let top = said(&json!({ "text_config": {}, "eos_token_id": 100 }));
+    assert!(top.contains(&format!("/config.json: eos_token_id: {end}")), "{top}");
+    std::fs::write(&generation_file, "{\"eos_token_id\": [100]}").unwrap();
+    let own = said(&json!({ "eos_token_id": 3 }));
+    assert!(own.contains(&format!("/generation_config.json: eos_token_id: {end}")), "{own}");
+    std::fs::write(&generation_file, "{\"eos_token_id\": []}").unwrap();
+    let empty = said(&json!({ "eos_token_id": 100 }));
+    assert!(empty.contains("/config.json: eos_token_id"), "{empty}");
 }
 
 #[test]

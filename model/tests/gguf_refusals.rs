@@ -112,8 +112,30 @@ fn keys_that_say_another_model() {
     refused("expert_gating_func", U32, u32s(&[1]), &["needed 2", "got 1"]);
     refused("attention.layer_norm_epsilon", F32, f32s(&[1e-5]), &["needed 0.000001"]);
     let kinds = |n: usize| array(U32, &vec![u32s(&[1]); n]);
-    refused("attention.head_count_kv", ARRAY, kinds(3), &["needed 4 or 4 entries", "got 3 entries"]);
-    refused("swiglu_clamp_shexp", ARRAY, array(F32, &[f32s(&[4.0]), f32s(&[7.0])]), &["needed one clamp everywhere (4)", "got 7"]);
+    refused("attention.head_count_kv", ARRAY, kinds(3), &["needed 4 entries (one per block)", "got 3 entries"]);
+    refused("attention.head_count_kv", ARRAY, array(F32, &vec![f32s(&[1.0]); 4]), &["head_count_kv[0]: needed a whole number, got 1"]);
+    refused("attention.head_count_kv", STRING, string("all"), &["needed a whole number", "got \"all\""]);
+    let clamps = |values: &[f32]| array(F32, &values.iter().map(|v| f32s(&[*v])).collect::<Vec<_>>());
+    refused("swiglu_clamp_shexp", ARRAY, clamps(&[4.0, 4.0, 7.0, 4.0]), &["needed one clamp everywhere (4)", "got 7"]);
+    refused("swiglu_clamp_exp", ARRAY, clamps(&[4.0; 3]), &["needed 4 entries (one per block)", "got 3 entries"]);
+    refused("swiglu_clamp_exp", ARRAY, clamps(&[4.0, f32::NAN, 4.0, 4.0]), &["swiglu_clamp_exp[1]: needed a finite number, got NaN"]);
+    let words = array(STRING, &["4", "4", "4", "4"].map(string));
+    refused("swiglu_clamp_shexp", ARRAY, words, &["swiglu_clamp_shexp[0]: needed a finite number, got \"4\""]);
+    refused("swiglu_clamp_exp", STRING, string("4"), &["needed a number", "got \"4\""]);
+    let gguf = edited(|g| {
+        g.unset(&key("swiglu_clamp_shexp")).set(&key("swiglu_clamp_exp"), F32, f32s(&[-4.0]));
+    });
+    assert_refused(&gguf, &["glm5-next.swiglu_clamp_exp (swiglu_limit): needed a number above 0", "got -4"]);
+    refused("attention.indexer.types", ARRAY, array(BOOL, &[vec![1], vec![1]]), &["needed 4 entries", "got 2 entries"]);
+    refused("attention.indexer.types", BOOL, vec![1], &["needed an array of true and false"]);
+    refused(
+        "hyper_connection.sinkhorn_iterations",
+        U32,
+        u32s(&[1001]),
+        &["(hc_sinkhorn_iters): needed a whole number from 1 to 1000, got 1001"],
+    );
+    refused("hyper_connection.epsilon", F32, f32s(&[0.5]), &["(hc_eps): needed a number from 1e-12 to 0.01, got 5e-1"]);
+    refused("block_count", U32, u32s(&[1 << 30]), &["needed at most as many blocks as there are tensors (", "got 1073741824"]);
     refused("nextn_predict_layers", U32, u32s(&[4]), &["needed fewer than block_count (4)", "got 4"]);
     refused("block_count", STRING, string("4"), &["needed a whole number", "got \"4\""]);
     refused("expert_shared_feed_forward_length", U32, u32s(&[7]), &["needed 256", "got 7"]);
@@ -127,11 +149,10 @@ fn keys_that_say_another_model() {
             &[&key(required), "needed a whole number", "got nothing"],
         );
     }
-    // These are caught where config.json is, under its names.
-    let gguf = edited(|g| {
-        g.set(&key("attention.indexer.top_k"), U32, u32s(&[17]));
-    });
-    assert_refused(&gguf, &["index_topk", "17"]);
+    // These are caught where config.json is, and are told under the names of the file.
+    let needed = "model.gguf: glm5-next.attention.indexer.top_k (index_topk): needed a multiple of attention.indexer.kpool (4), got 17";
+    refused("attention.indexer.top_k", U32, u32s(&[17]), &[needed]);
+    refused("expert_used_count", U32, u32s(&[5]), &["(num_experts_per_tok): needed at most expert_count (4), got 5"]);
     for bound in [0.0, f32::NAN] {
         assert!(
             edited(|g| {
@@ -148,9 +169,37 @@ fn tensors_that_do_not_fit() {
     let gguf = edited(|g| {
         g.drop_tensor("blk.3.attn_kv_a_mqa.weight");
     });
-    assert_refused(&gguf, &["layers.3.self_attn.kv_a_proj_with_mqa.weight", "needed shape [256, 256]", "got nothing: no file has it"]);
+    assert_refused(
+        &gguf,
+        &[
+            "model.gguf: tensor blk.3.attn_kv_a_mqa.weight (layers.3.self_attn.kv_a_proj_with_mqa.weight)",
+            "needed shape [256, 256]",
+            "got nothing: no file has it",
+        ],
+    );
+    // Each in the one form that the format has, whatever the published checkpoint has in its place.
+    for (tensor, shape) in [
+        ("token_embd.weight", "[512, 256]"),
+        ("output_norm.weight", "[256]"),
+        ("blk.0.ssm_a", "[4]"),
+        ("blk.1.attn_k_b.weight", "(layers.1.self_attn.kv_b_proj.weight): needed shape [4, 256, 64]"),
+        ("blk.1.attn_v_b.weight", "needed shape [4, 64, 256]"),
+        ("blk.2.ffn_gate_exps.weight", "[4, 256, 256]"),
+        ("blk.2.ffn_down_exps.weight", "[4, 256, 256]"),
+    ] {
+        let gguf = edited(|g| {
+            g.drop_tensor(tensor);
+        });
+        let message = gguf.refused();
+        assert!(message.contains(&format!("model.gguf: tensor {tensor} (")) && message.contains(shape), "{message}");
+    }
+    // No key says that the head is the embedding: without it the file is not whole.
+    let gguf = edited(|g| {
+        g.drop_tensor("output.weight");
+    });
+    assert_refused(&gguf, &["model.gguf: tensor output.weight (lm_head.weight)", "never tied to token_embd.weight", "got nothing"]);
     let gguf = edited(|g| g.tensor("blk.2.ffn_gate_inp.weight").ne = vec![4, 256]);
-    assert_refused(&gguf, &["blk.2.ffn_gate_inp.weight", "needed shape [4, 256] (from the config)", "got [256, 4]"]);
+    assert_refused(&gguf, &["blk.2.ffn_gate_inp.weight", "needed shape [4, 256] (from the metadata)", "got [256, 4]"]);
     let gguf = edited(|g| {
         let norm = g.tensor("blk.0.attn_norm.weight").clone();
         g.tensors.push(norm);
@@ -358,10 +407,19 @@ fn tokenizers_of_other_families() {
         },
         &["needed 512 entries, as in tokens", "got 1 entries"],
     );
-    let eos = edited(|g| {
-        g.set("tokenizer.ggml.eos_token_id", U32, u32s(&[512]));
-    });
-    assert!(eos.refused().contains("needed ids below vocab_size (512), got 512"), "{}", eos.refused());
+    for (key, kind, value, words) in [
+        ("tokenizer.ggml.eos_token_id", U32, u32s(&[512]), "needed ids below the vocabulary (512), got 512"),
+        ("tokenizer.ggml.eom_token_id", U32, u32s(&[600]), "needed ids below the vocabulary (512), got 600"),
+        ("tokenizer.ggml.eot_token_id", STRING, string("<|user|>"), "needed a token id, got \"<|user|>\""),
+        ("general.sampling.temp", F32, f32s(&[f32::NAN]), "needed a finite number, got NaN"),
+        ("general.sampling.temp", F32, f32s(&[-1.0]), "needed a number from 0"),
+        ("general.sampling.top_p", F32, f32s(&[1.5]), "to 1, got 1.5"),
+    ] {
+        let gguf = edited(|g| {
+            g.set(key, kind, value);
+        });
+        assert_refused(&gguf, &[&format!("model.gguf: {key}: "), words]);
+    }
     let flag = edited(|g| {
         g.set("glm5-next.attention.indexer.kpool_select_tail", BOOL, vec![2]);
     });
@@ -369,6 +427,33 @@ fn tokenizers_of_other_families() {
 }
 
 const I32_TYPE: u32 = common::I32;
+
+#[test]
+fn what_a_header_leaves_unsaid_is_noted() {
+    let said = |gguf: &Gguf| gguf.open().unwrap().warnings().join("\n");
+    let key = "glm5-next.swiglu_clamp_exp";
+    assert!(!said(&Gguf::tinyk()).contains("swiglu"), "{}", said(&Gguf::tinyk()));
+    let gguf = edited(|g| {
+        g.unset(key).unset("glm5-next.swiglu_clamp_shexp");
+    });
+    assert!(said(&gguf).contains("model.gguf: the SwiGLU is not clamped"), "{}", said(&gguf));
+}
+
+/// The extension is read in any case, alone and in sets.
+#[test]
+fn upper_case_names_are_files_of_the_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = Gguf::tinyk().write(&dir.path().join("TINYK.GGUF"));
+    assert!(tandem_model::Checkpoint::open(&path).is_ok());
+    assert_eq!(tandem_model::title::title(&path), "TINYK");
+    assert!(tandem_model::Checkpoint::open(dir.path()).is_ok(), "the only one of its folder");
+    let shards = tempfile::tempdir().unwrap();
+    for path in common::write_set(shards.path(), &Gguf::tinyk().shards(3)) {
+        std::fs::rename(&path, path.with_extension("GGUF")).unwrap();
+    }
+    let second = shards.path().join("Tinyk-00002-of-00003.GGUF");
+    assert_eq!(tandem_model::Checkpoint::open(&second).unwrap().file_count(), 3);
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]

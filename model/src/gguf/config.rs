@@ -2,6 +2,8 @@
 //!
 //! Read are both spellings of the architecture (`glm5next`, `glm5-next`) and the early dialect whose KDA sizes stand under `ssm.*`;
 //! what a header leaves out (per-layer kinds, head widths) is taken from the tensors. Keys and defaults: docs/checkpoints.md §4.1, §4.2.
+//!
+//! Neighbours: `keys.rs` says errors about the result in the header's own keys again.
 
 use std::path::Path;
 
@@ -32,10 +34,15 @@ pub fn config(path: &Path, header: &Header, tensors: &[TensorInfo]) -> Result<Js
     k.refuse_what_is_no_trunk()?;
     let blocks = k.int("block_count")?;
     let nextn = k.opt_int("nextn_predict_layers")?.unwrap_or(0);
+    // A block has tensors: a larger number would be counted up to, block by block.
+    if blocks > tensors.len() as u64 {
+        return Err(k.error("block_count", format!("at most as many blocks as there are tensors ({})", tensors.len()), blocks.to_string()));
+    }
     let layers = blocks
         .checked_sub(nextn)
         .filter(|n| *n > 0)
         .ok_or_else(|| k.error("nextn_predict_layers", format!("fewer than block_count ({blocks})"), nextn.to_string()))?;
+    k.refuse_without_head()?;
     let heads = k.int("attention.head_count")?;
     let is_kda = k.kda_layers(layers, blocks)?;
     let has_kda = is_kda.iter().any(|kda| *kda);
@@ -59,14 +66,14 @@ pub fn config(path: &Path, header: &Header, tensors: &[TensorInfo]) -> Result<Js
         "hc_eps": k.float("hyper_connection.epsilon")?,
         "layer_types": is_kda.iter().map(|kda| if *kda { "linear_attention" } else { "deepseek_sparse_attention" }).collect::<Vec<_>>(),
         "mlp_layer_types": (0..layers).map(|i| if i < dense { "dense" } else { "sparse" }).collect::<Vec<_>>(),
-        "tie_word_embeddings": k.tensor("output.weight").is_none(),
-        "swiglu_limit": k.swiglu_limit()?,
+        "tie_word_embeddings": false,
+        "swiglu_limit": k.swiglu_limit(layers, blocks)?,
     });
     if has_kda {
         text["linear_attn_config"] = k.linear_attn()?;
     }
     if has_mla {
-        k.mla(&mut text, heads, layers)?;
+        k.mla(&mut text, heads, [layers, blocks])?;
     }
     if dense < layers {
         k.moe(&mut text)?;
@@ -159,6 +166,19 @@ impl Keys<'_> {
         Ok(())
     }
 
+    /// The model's head is a matrix of its own, and no key can say otherwise: without it the file is not whole.
+    fn refuse_without_head(&self) -> Result<(), ModelError> {
+        if self.tensor("output.weight").is_some() {
+            return Ok(());
+        }
+        Err(ModelError::Tensor {
+            path: self.path.to_owned(),
+            tensor: "output.weight (lm_head.weight)".to_owned(),
+            needed: "the head [vocab, hidden]: in this model it is never tied to token_embd.weight".to_owned(),
+            got: "nothing: no shard has it".to_owned(),
+        })
+    }
+
     fn vocab(&self) -> Result<u64, ModelError> {
         match (self.opt_int("vocab_size")?, self.tensor("token_embd.weight")) {
             (Some(n), _) => Ok(n),
@@ -167,33 +187,58 @@ impl Keys<'_> {
         }
     }
 
+    /// A key with a value per layer: one entry for each trunk layer, or for each block with the draft's; those of the trunk come back, each
+    /// with its number. `None` where the key is absent, or one value for all (the caller looks at it).
+    fn per_layer<T>(
+        &self,
+        key: &str,
+        [layers, blocks]: [u64; 2],
+        needed: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, ModelError> {
+        let bytes: Vec<Value>;
+        let items = match self.get(key) {
+            Some(Value::Array(items)) => items.as_slice(),
+            Some(Value::Bytes(list)) => {
+                bytes = list.iter().map(|b| Value::Int(i128::from(*b))).collect();
+                &bytes
+            }
+            _ => return Ok(None),
+        };
+        let len = items.len() as u64;
+        if len != layers && len != blocks {
+            let both = if layers == blocks { layers.to_string() } else { format!("{blocks} or {layers}") };
+            return Err(self.error(key, format!("{both} entries (one per block)"), format!("{len} entries")));
+        }
+        let odd = |i: usize, item: &Value| self.error(&format!("{key}[{i}]"), needed, item.describe());
+        let values = items.iter().enumerate().map(|(i, item)| read(item).ok_or_else(|| odd(i, item)));
+        let mut values: Vec<T> = values.collect::<Result<_, _>>()?;
+        values.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+        Ok(Some(values))
+    }
+
     /// Which trunk layers are KDA: by `head_count_kv` (0 = KDA), else by who has an `ssm_a`.
     fn kda_layers(&self, layers: u64, blocks: u64) -> Result<Vec<bool>, ModelError> {
         const KEY: &str = "attention.head_count_kv";
-        let listed = self.get(KEY).and_then(Value::as_array);
-        let by_name = |i: u64| self.tensor(&format!("blk.{i}.ssm_a")).is_some();
-        let Some(list) = listed else { return Ok((0..layers).map(by_name).collect()) };
-        let len = list.len() as u64;
-        if len != layers && len != blocks {
-            return Err(self.error(KEY, format!("{blocks} or {layers} entries"), format!("{len} entries")));
+        if let Some(heads) = self.per_layer(KEY, [layers, blocks], "a whole number", Value::as_u64)? {
+            return Ok(heads.into_iter().map(|n| n == 0).collect());
         }
-        let kinds = list.iter().take(usize::try_from(layers).unwrap_or(0)).map(Value::as_u64);
-        kinds.map(|n| n.map(|n| n == 0).ok_or_else(|| self.error(KEY, "whole numbers", "something else"))).collect()
+        // One number for all says nothing of layers.
+        self.opt_int(KEY)?;
+        Ok((0..layers).map(|i| self.tensor(&format!("blk.{i}.ssm_a")).is_some()).collect())
     }
 
     /// One clamp for all layers and parts, as the model has it.
-    fn swiglu_limit(&self) -> Result<Json, ModelError> {
+    fn swiglu_limit(&self, layers: u64, blocks: u64) -> Result<Json, ModelError> {
         let mut limit: Option<f64> = None;
+        let finite = |value: &Value| value.as_f64().filter(|f| f.is_finite());
         for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
-            let values: Vec<f64> = match self.get(key) {
-                None => continue,
-                Some(Value::Array(items)) => items.iter().filter_map(Value::as_f64).collect(),
-                Some(value) => value.as_f64().into_iter().collect(),
+            let listed = self.per_layer(key, [layers, blocks], "a finite number", finite)?;
+            let values = match listed {
+                Some(values) => values,
+                None => self.opt_float(key)?.into_iter().collect(),
             };
             for value in values {
-                if !value.is_finite() {
-                    return Err(self.error(key, "finite clamps".to_owned(), value.to_string()));
-                }
                 match limit {
                     Some(other) if (other - value).abs() > 1e-6 * other.abs() => {
                         return Err(self.error(key, format!("one clamp everywhere ({other})"), value.to_string()));
@@ -224,7 +269,7 @@ impl Keys<'_> {
         }))
     }
 
-    fn mla(&self, text: &mut Json, heads: u64, layers: u64) -> Result<(), ModelError> {
+    fn mla(&self, text: &mut Json, heads: u64, [layers, blocks]: [u64; 2]) -> Result<(), ModelError> {
         let shape = |suffix: &str, axis: usize| {
             let tensor = self.tensors.iter().find(|t| t.name.starts_with("blk.") && t.name.ends_with(suffix))?;
             tensor.shape.get(axis).map(|n| *n as u64)
@@ -252,9 +297,14 @@ impl Keys<'_> {
         text["index_topk"] = self.int("attention.indexer.top_k")?.into();
         text["index_kpool"] = kpool.into();
         text["index_kpool_always_select_tail"] = self.opt_bool("attention.indexer.kpool_select_tail")?.unwrap_or(true).into();
-        if let Some(types) = self.get("attention.indexer.types").and_then(Value::as_array) {
-            let kinds = types.iter().take(usize::try_from(layers).unwrap_or(0));
-            text["indexer_types"] = kinds.map(|t| if t.as_bool().unwrap_or(true) { "full" } else { "shared" }).collect::<Vec<_>>().into();
+        const TYPES: &str = "attention.indexer.types";
+        match self.per_layer(TYPES, [layers, blocks], "true (an indexer of its own) or false", Value::as_bool)? {
+            Some(own) => text["indexer_types"] = own.iter().map(|own| if *own { "full" } else { "shared" }).collect::<Vec<_>>().into(),
+            None if self.get(TYPES).is_some() => {
+                let got = self.get(TYPES).map_or_else(String::new, Value::describe);
+                return Err(self.error(TYPES, "an array of true and false, one per block", got));
+            }
+            None => {}
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`config`] | the model's keys → `config.json` |
+//! | [`keys`] | what the header calls the keys of `config.json`, for messages |
 //! | [`names`] | tensor names → canonical names, and how their values were changed |
 //! | [`sidecar`] | ROCmFP codebooks |
 //! | [`tokenizer`] | the tokenizer's keys → `tokenizer.json` |
@@ -15,6 +16,7 @@
 
 pub mod config;
 pub mod header;
+pub mod keys;
 pub mod names;
 pub mod reader;
 pub mod sidecar;

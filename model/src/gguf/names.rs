@@ -72,6 +72,27 @@ pub fn of_published(rest: &str) -> Option<&'static str> {
     LAYER.iter().find(|(_, published)| *published == rest).map(|(gguf, _)| *gguf)
 }
 
+/// The name under which a file of this format has a tensor, from its canonical name: the way back of [`classify`], for messages.
+pub fn stored(canonical: &str) -> Option<String> {
+    match canonical {
+        "embed_tokens.weight" => return Some("token_embd.weight".to_owned()),
+        "norm.weight" => return Some("output_norm.weight".to_owned()),
+        "lm_head.weight" => return Some("output.weight".to_owned()),
+        _ => {}
+    }
+    let (n, rest) = canonical.strip_prefix("layers.")?.split_once('.')?;
+    let name = match rest {
+        "self_attn.A_log" | "self_attn.A_log.neg_exp" => "ssm_a",
+        "self_attn.kv_b_proj.weight" | "self_attn.kv_b_proj.weight.k_b" => "attn_k_b.weight",
+        "self_attn.kv_b_proj.weight.v_b" => "attn_v_b.weight",
+        "mlp.experts.gate_proj" => "ffn_gate_exps.weight",
+        "mlp.experts.up_proj" => "ffn_up_exps.weight",
+        "mlp.experts.down_proj" => "ffn_down_exps.weight",
+        _ => of_published(rest)?,
+    };
+    Some(format!("blk.{n}.{name}"))
+}
+
 /// Classifies a stored name; `layers` is the number of trunk layers.
 pub fn classify(stored: &str, layers: usize) -> GgufName {
     if stored.ends_with(".input_scale") {

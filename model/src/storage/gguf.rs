@@ -30,17 +30,18 @@ struct Split {
 }
 
 impl Storage {
-    /// Maps a GGUF file, all shards of its set, or the only set in a folder, and reads the headers.
+    /// Maps a GGUF file, all shards of its set, or the only set in a folder, and reads the headers. Comes back with the first file and its
+    /// header, which has the model's keys.
     ///
     /// # Errors
     /// Not a GGUF file; a sibling that is missing, twice there or of another set; a tensor that is in two shards or runs past its
     /// file's end; a total that does not add up.
-    pub fn open_gguf(path: &Path, reach: Reach) -> Result<Self, ModelError> {
+    pub fn open_gguf(path: &Path, reach: Reach) -> Result<(Self, PathBuf, Header), ModelError> {
         let mut storage = Self::empty();
         let paths = set_of(path)?;
         let count = paths.len() as u64;
         let mut total = 0;
-        let mut announced = None;
+        let (mut announced, mut first) = (None, None);
         for (i, path) in paths.iter().enumerate() {
             let bytes = map(path)?;
             let header = Header::parse(&bytes).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
@@ -64,20 +65,21 @@ impl Storage {
             }
             storage.push(path, bytes);
             storage.read_sidecars(path, &header)?;
-            if i == 0 {
-                storage.gguf = Some(Header { tensors: Vec::new(), ..header });
-            }
+            first.get_or_insert_with(|| (path.clone(), Header { tensors: Vec::new(), ..header }));
         }
+        let Some((first, header)) = first else {
+            return Err(ModelError::Folder { path: path.to_owned(), reason: "no .gguf file here".to_owned() });
+        };
         if let Some(wanted) = announced
             && wanted != total
             && count > 1
         {
             let (needed, got) = (format!("{wanted} tensors in all shards (split.tensors.count)"), total.to_string());
-            return Err(ModelError::File { path: paths[0].clone(), needed, got });
+            return Err(ModelError::File { path: first, needed, got });
         }
         let storage = storage.sort()?;
-        storage.check_codebooks(&paths[0])?;
-        Ok(storage)
+        storage.check_codebooks(&first)?;
+        Ok((storage, first, header))
     }
 
     /// Every codebook belongs to a stack of experts that is there.
@@ -142,9 +144,19 @@ fn entry(file: usize, data_start: u64, info: &TensorInfo) -> Entry {
     Entry { stored_name: info.name.clone(), file, stored: Stored::Ggml(info.ggml_type), shape, range: start..start.saturating_add(bytes) }
 }
 
+/// Whether a path has the format's extension, in any case.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+}
+
+/// A file's name without the format's extension.
+pub(crate) fn stem(name: &str) -> Option<&str> {
+    is_gguf(Path::new(name)).then(|| &name[..name.len() - ".gguf".len()])
+}
+
 /// `prefix`, number and count of `prefix-00001-of-00003.gguf`.
 pub(crate) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
-    let stem = name.strip_suffix(".gguf")?;
+    let stem = stem(name)?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (prefix, no) = rest.rsplit_once('-')?;
     let five = |s: &str| (s.len() == 5).then(|| s.parse::<u64>().ok()).flatten();
@@ -173,21 +185,26 @@ pub fn set_of(path: &Path) -> Result<Vec<PathBuf>, ModelError> {
         };
         return set_of(&path.join(first));
     }
-    if !path.exists() {
+    let exists = |path: &Path| path.try_exists().map_err(|source| ModelError::Io { path: path.to_owned(), source });
+    if !exists(path)? {
         return Err(ModelError::Folder { path: path.to_owned(), reason: "no such file".to_owned() });
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some((prefix, _, count)) = numbered(&name) else { return Ok(vec![path.to_owned()]) };
-    let siblings = (1..=count).map(|i| path.with_file_name(format!("{prefix}-{i:05}-of-{count:05}.gguf")));
-    let siblings: Vec<PathBuf> = siblings.collect();
-    match siblings.iter().find(|s| !s.exists()) {
-        Some(missing) => Err(ModelError::File {
-            path: missing.clone(),
-            needed: format!("this shard: {name} is one of {count}"),
-            got: "no such file (download it again)".to_owned(),
-        }),
-        None => Ok(siblings),
+    let extension = &name[name.len() - ".gguf".len()..];
+    let mut siblings = Vec::new();
+    for i in 1..=count {
+        let sibling = path.with_file_name(format!("{prefix}-{i:05}-of-{count:05}{extension}"));
+        if !exists(&sibling)? {
+            return Err(ModelError::File {
+                path: sibling,
+                needed: format!("this shard: {name} is one of {count}"),
+                got: "no such file (download it again)".to_owned(),
+            });
+        }
+        siblings.push(sibling);
     }
+    Ok(siblings)
 }
 
 fn split_of(path: &Path, header: &Header) -> Result<Split, ModelError> {

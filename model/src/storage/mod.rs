@@ -27,7 +27,7 @@ use ::safetensors::tensor::Dtype;
 use memmap2::Mmap;
 use tandem_quant::{DType, SharedBytes};
 
-use crate::{ModelError, gguf::sidecar::Codebooks};
+use crate::{ModelError, gguf::sidecar::Codebooks, json::regular};
 
 /// The element type of a stored tensor, in its file's own terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,16 +139,6 @@ impl Storage {
         self.files.len()
     }
 
-    /// Whether a folder holds GGUF files.
-    pub fn has_gguf(dir: &Path) -> bool {
-        files_in(dir, "gguf").is_ok_and(|names| !names.is_empty())
-    }
-
-    /// The file that came first.
-    pub fn first_file(&self) -> Option<&Path> {
-        self.files.first().map(|(path, _)| path.as_path())
-    }
-
     fn sort(mut self) -> Result<Self, ModelError> {
         self.entries.sort_by(|a, b| a.stored_name.cmp(&b.stored_name));
         match self.entries.windows(2).find(|w| w[0].stored_name == w[1].stored_name) {
@@ -188,13 +178,7 @@ impl Storage {
 
 fn map(path: &Path) -> Result<Arc<Mmap>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-    // Opening a pipe would wait for its writer, for ever.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(io(std::io::Error::new(
-            std::io::ErrorKind::InvalidInput,
-            "a checkpoint's file was needed; this is a folder, pipe or device",
-        )));
-    }
+    regular(path).map_err(io)?;
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and private to this process's view; we hand out `&[u8]` of it alone. As with every mapped file, the
     // bytes are undefined if another process writes to it meanwhile, and a shrunk file raises SIGBUS: checkpoints are never changed in
@@ -203,13 +187,13 @@ fn map(path: &Path) -> Result<Arc<Mmap>, ModelError> {
     Ok(Arc::new(map))
 }
 
-/// File names in a folder with one extension, sorted.
+/// File names in a folder with one extension (in any case), sorted.
 fn files_in(dir: &Path, extension: &str) -> Result<Vec<String>, ModelError> {
     let io = |source| ModelError::Io { path: dir.to_owned(), source };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io)? {
         let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
-        if Path::new(&name).extension().is_some_and(|e| e == extension) {
+        if Path::new(&name).extension().is_some_and(|e| e.eq_ignore_ascii_case(extension)) {
             names.push(name);
         }
     }

@@ -5,7 +5,8 @@ use std::{
     path::Path,
 };
 
-use ::safetensors::tensor::Metadata;
+use ::safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{Entry, Reach, Storage, Stored, files_in, map};
@@ -27,7 +28,8 @@ impl Storage {
     /// two files, or not where the index says.
     pub fn open_safetensors(dir: &Path, reach: Reach) -> Result<Self, ModelError> {
         let index = dir.join(INDEX);
-        if index.exists() { Self::open_index(dir, &index, reach) } else { Self::open_single(dir, reach) }
+        let there = index.try_exists().map_err(|source| ModelError::Io { path: index.clone(), source })?;
+        if there { Self::open_index(dir, &index, reach) } else { Self::open_single(dir, reach) }
     }
 
     fn open_single(dir: &Path, reach: Reach) -> Result<Self, ModelError> {
@@ -101,6 +103,11 @@ impl Storage {
     }
 }
 
+/// Whether a path has the format's extension, in any case.
+pub fn is_safetensors(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"))
+}
+
 /// `model-00001-of-00003.safetensors`.
 fn looks_like_a_shard(name: &str) -> bool {
     name.contains("-of-")
@@ -130,10 +137,46 @@ pub fn header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
     let length = bytes.first_chunk::<8>().and_then(|b| usize::try_from(u64::from_le_bytes(*b)).ok()).filter(|n| *n < 1 << 32);
     let start = 8 + length.ok_or_else(|| no_header("no length of a header at its start"))?;
     let text = bytes.get(8..start).ok_or_else(|| wrong_length(path, start, bytes.len()))?;
-    let metadata: Metadata = serde_json::from_slice(text).map_err(|e| no_header(&e.to_string()))?;
+    let metadata: Metadata =
+        serde_json::from_slice(text).map_err(|e| odd_tensor(path, text).unwrap_or_else(|| no_header(&e.to_string())))?;
     let data = metadata.tensors().values().map(|t| t.data_offsets.1).max().unwrap_or(0);
     let end = start.checked_add(data).ok_or_else(|| no_header("data of 2^64 bytes"))?;
     Ok(Header { start, end, metadata })
+}
+
+/// The first tensor of a header that cannot be read which is to blame for it.
+fn odd_tensor(path: &Path, text: &[u8]) -> Option<ModelError> {
+    let tensors: serde_json::Map<String, Value> = serde_json::from_slice(text).ok()?;
+    let odd = |tensor: &str, needed: String, got: String| {
+        Some(ModelError::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), needed, got })
+    };
+    let mut infos: Vec<(&str, TensorInfo)> = Vec::with_capacity(tensors.len());
+    for (name, info) in tensors.iter().filter(|(name, _)| *name != "__metadata__") {
+        match TensorInfo::deserialize(info) {
+            Ok(info) => infos.push((name, info)),
+            Err(error) => return odd(name, "a dtype, a shape and two data_offsets".to_owned(), format!("{} ({error})", describe(info))),
+        }
+    }
+    infos.sort_by_key(|(_, info)| info.data_offsets);
+    let mut start = 0;
+    for (name, info) in infos {
+        let (from, to) = info.data_offsets;
+        let elems = info.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let bits = elems.and_then(|n| n.checked_mul(info.dtype.bitsize()));
+        let Some(bytes) = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8) else {
+            return odd(name, format!("a shape of whole bytes of {}, fewer than 2^61", info.dtype), format!("{:?}", info.shape));
+        };
+        if from != start {
+            let needed = format!("data_offsets from {start}, where the tensor before it ends");
+            return odd(name, needed, format!("[{from}, {to}]"));
+        }
+        if to.checked_sub(from) != Some(bytes) {
+            let needed = format!("data_offsets {bytes} bytes apart: {} {:?}", info.dtype, info.shape);
+            return odd(name, needed, format!("[{from}, {to}]"));
+        }
+        start = to;
+    }
+    None
 }
 
 /// File name → tensors in it, from the content of an index. `path` is for messages.
@@ -168,5 +211,33 @@ fn text_instead(bytes: &[u8]) -> String {
         Ok(text) if text.starts_with("version https://git-lfs") => ": a Git LFS pointer (git lfs pull fetches the file)".to_owned(),
         Ok(text) if bytes.len() < 4096 => format!(": the text {:?}", text.chars().take(60).collect::<String>()),
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_are_wrong_name_the_tensor() {
+        let error = |json: &str| {
+            let bytes = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+            header(Path::new("m.safetensors"), &bytes).expect_err(json).to_string()
+        };
+        let a = r#""a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}"#;
+        for (b, words) in [
+            (r#"{"dtype": "F4_NEW", "shape": [2], "data_offsets": [8, 16]}"#, "unknown variant `F4_NEW`"),
+            (r#"{"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}"#, "needed a dtype, a shape and two data_offsets"),
+            (r#"{"dtype": "F32", "shape": [2]}"#, "missing field `data_offsets`"),
+            (r#"{"dtype": "F32", "shape": [3], "data_offsets": [8, 16]}"#, "needed data_offsets 12 bytes apart: F32 [3], got [8, 16]"),
+            (r#"{"dtype": "F32", "shape": [2], "data_offsets": [12, 20]}"#, "needed data_offsets from 8, where the tensor before it ends"),
+            (r#"{"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}"#, "needed data_offsets from 8"),
+            (r#"{"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}"#, "needed data_offsets 8 bytes apart"),
+            (r#"{"dtype": "F32", "shape": [4294967296, 4294967296, 4], "data_offsets": [8, 16]}"#, "fewer than 2^61"),
+        ] {
+            let said = error(&format!("{{{a}, \"b\": {b}}}"));
+            assert!(said.starts_with("m.safetensors: tensor b: ") && said.contains(words), "{said}");
+        }
+        assert!(error("[1]").starts_with("m.safetensors: needed a safetensors file"));
     }
 }
