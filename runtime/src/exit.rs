@@ -8,5 +8,7 @@ pub const USAGE: u8 = 64;
 pub const UNAVAILABLE: u8 = 69;
 /// A failure that is Tandem's own.
 pub const INTERNAL: u8 = 70;
+/// What was asked for cannot be written: standard output is a full disk, say.
+pub const OUTPUT: u8 = 74;
 /// The checkpoint or the plan cannot be served as asked.
 pub const CONFIG: u8 = 78;

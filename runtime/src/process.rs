@@ -21,9 +21,23 @@ pub fn announce(line: &str) {
 }
 
 /// Writes text to stdout. A reader that went away (`| head`) is no reason to fail.
-pub fn print(text: &str) {
+///
+/// # Errors
+/// Anything else, such as a full disk: what was asked for is not there.
+pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    unless_closed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// A write's result, where a reader that went away counts as success.
+///
+/// # Errors
+/// All others.
+pub fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
 }
 
 /// Writes a line to stderr, whether or not anybody reads it.

@@ -5,13 +5,13 @@ use std::{net::IpAddr, time::Duration};
 
 use serde_json::Value;
 use tandem_proto::control::v1::{DrainRequest, control_client::ControlClient};
-use tandem_runtime::process;
 use tonic::transport::Endpoint;
 
 use crate::{
     cli::{CtlAction, CtlArgs},
     client::{Client, chain},
     failure::Failure,
+    output,
 };
 
 /// How long an answer may take.
@@ -44,22 +44,19 @@ async fn health(client: &Client, json: bool) -> Result<(), Failure> {
     let reasons: Vec<&str> =
         [&live, &ready].iter().flat_map(|b| b["reasons"].as_array().into_iter().flatten()).filter_map(Value::as_str).collect();
     if json {
-        process::announce(&serde_json::json!({"live": live["live"], "ready": ready["ready"], "reasons": reasons}).to_string());
+        output::line(&serde_json::json!({"live": live["live"], "ready": ready["ready"], "reasons": reasons}).to_string())?;
     } else {
-        process::announce(if status.is_success() { "live, ready" } else { "not ready" });
-        reasons.iter().for_each(|reason| process::announce(&format!("  {reason}")));
+        output::line(if status.is_success() { "live, ready" } else { "not ready" })?;
+        for reason in &reasons {
+            output::line(&format!("  {reason}"))?;
+        }
     }
     if status.is_success() { Ok(()) } else { Err(Failure::unavailable(format!("{} is not ready: {}", client.base(), reasons.join("; ")))) }
 }
 
 async fn show(client: &Client, json: bool, part: Option<&str>, text: impl Fn(&Value) -> String) -> Result<(), Failure> {
     let stats = client.get_ok("/v1/stats").await?;
-    if json {
-        process::announce(&part.map_or(&stats, |part| &stats[part]).to_string());
-    } else {
-        process::print(&text(&stats));
-    }
-    Ok(())
+    if json { output::line(&part.map_or(&stats, |part| &stats[part]).to_string()) } else { output::print(&text(&stats)) }
 }
 
 fn summary(stats: &Value) -> String {
@@ -165,8 +162,7 @@ async fn drain(control: &str, worker: Option<&str>, timeout: Duration) -> Result
         .map_err(|status| Failure::unavailable(format!("{control}: {}", status.message())))?;
     let reply = reply.into_inner();
     let who = worker.map_or_else(|| "the instance".to_owned(), |worker| format!("worker {worker}"));
-    process::announce(&format!("{who} drains: {} requests run, {} wait", reply.running, reply.waiting));
-    Ok(())
+    output::line(&format!("{who} drains: {} requests run, {} wait", reply.running, reply.waiting))
 }
 
 fn word(value: &Value) -> String {

@@ -11,9 +11,9 @@ use std::{
 
 use serde::Serialize;
 
-use tandem_runtime::{memory, process};
+use tandem_runtime::memory;
 
-use crate::{bytes::gib, cli::DoctorArgs, failure::Failure, probe};
+use crate::{bytes::gib, cli::DoctorArgs, failure::Failure, output, probe};
 
 /// Size of one hop's payload of a decode row: hidden 4096 in bf16.
 const PAYLOAD: usize = 8192;
@@ -73,9 +73,9 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
     }
     if args.json {
         let json = serde_json::to_string(&findings).map_err(|error| Failure::internal(error.to_string()))?;
-        process::print(&format!("{json}\n"));
+        output::print(&format!("{json}\n"))?;
     } else {
-        process::print(&findings.to_string());
+        output::print(&findings.to_string())?;
     }
     if findings.problems.is_empty() { Ok(()) } else { Err(Failure::unavailable(format!("{} problem(s) found", findings.problems.len()))) }
 }

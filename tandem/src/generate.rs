@@ -4,23 +4,28 @@ use std::{fs, io, path::Path};
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, Generate};
+use crate::{
+    cli::{Cli, Generate},
+    failure::Failure,
+    output,
+};
 
 /// Writes what was asked for.
 ///
 /// # Errors
 /// When a file or stdout cannot be written.
-pub fn run(what: &Generate) -> io::Result<()> {
+pub fn run(what: &Generate) -> Result<(), Failure> {
     let mut command = Cli::command();
-    match what {
+    let written = match what {
         Generate::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut command, "tandem", &mut text);
-            io::Write::write_all(&mut io::stdout(), &text)
+            return output::print(&String::from_utf8_lossy(&text));
         }
         Generate::Man { dir } => man(command, dir),
         Generate::Stub { name, dir } => stub(name, dir),
-    }
+    };
+    written.map_err(|error| Failure::unavailable(error.to_string()))
 }
 
 /// Vocabulary of a GGUF stub: the model's.

@@ -16,6 +16,7 @@ mod doctor;
 mod failure;
 mod generate;
 mod model;
+mod output;
 mod plan;
 mod probe;
 mod roles;
@@ -60,14 +61,11 @@ fn run(argv: &[OsString]) -> Result<(), Failure> {
         Command::Bench(args) => bench::run(args),
         Command::Chat(args) => block_on(1, chat::run(args)),
         Command::Ctl(args) => block_on(1, ctl::run(args)),
-        Command::Config { action: ConfigAction::Show { command, flags } } => {
-            process::print(&shown_settings(command, flags)?);
-            Ok(())
-        }
+        Command::Config { action: ConfigAction::Show { command, flags } } => output::print(&shown_settings(command, flags)?),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Generate(args) => generate::run(&args.what).map_err(|error| Failure::unavailable(error.to_string())),
+        Command::Generate(args) => generate::run(&args.what),
     }
 }
 
@@ -85,8 +83,10 @@ fn resolve(root: &clap::Command, argv: &[OsString]) -> Result<Resolved, Failure>
     config::resolve(root, argv, &env).map_err(|error| match error {
         ConfigError::CommandLine(error) => {
             let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
-            let _ = error.print();
-            Failure::new(code, "")
+            match process::unless_closed(error.print()) {
+                Err(unwritten) if !error.use_stderr() => output::unwritten(&unwritten),
+                _ => Failure::new(code, ""),
+            }
         }
         other => Failure::usage(other.to_string()),
     })

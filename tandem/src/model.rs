@@ -1,9 +1,11 @@
 //! Finds the checkpoint to serve: the folder or GGUF file that was named, or the demo model that is built into the binary.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
+
+use tandem_model::locate::{self, Format};
 
 use crate::{cli::args::ModelArgs, failure::Failure};
 
@@ -35,35 +37,14 @@ pub fn locate(args: &ModelArgs, served: Option<&str>) -> Result<Located, Failure
 }
 
 fn check(path: &Path) -> Result<(), Failure> {
-    let shown = path.display();
-    let is_gguf = |path: &Path| path.extension().is_some_and(|e| e == "gguf");
-    if is_gguf(path) && path.is_file() {
-        return fs::File::open(path).map(drop).map_err(|error| Failure::config(format!("--model {shown}: {error}")));
-    }
-    let problem = match fs::read_dir(path) {
-        Ok(mut files) => {
-            if path.join("config.json").exists() || files.any(|file| file.is_ok_and(|file| is_gguf(&file.path()))) {
-                return Ok(());
-            }
-            format!(
-                "--model {shown}: there is no config.json and no .gguf file in it; give the folder of a checkpoint (config.json and *.safetensors) \
-             or a .gguf file"
-            )
-        }
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound => {
-                format!(
-                    "--model {shown}: no such file or folder; give a checkpoint's folder or .gguf file, or leave --model out for the demo"
-                )
-            }
-            io::ErrorKind::NotADirectory => {
-                format!("--model {shown}: a file that is no .gguf; give a .gguf file, or the folder that safetensors lie in")
-            }
-            io::ErrorKind::PermissionDenied => format!("--model {shown}: this user may not read it (permission denied)"),
-            _ => format!("--model {shown}: {error}"),
-        },
+    // A file that this user may not read is told apart here; the workers would say it much later.
+    let readable = |format| match format {
+        Format::Gguf if path.is_file() => fs::File::open(path).map(drop).map_err(|error| format!("{}: {error}", path.display())),
+        _ => Ok(()),
     };
-    Err(Failure::config(problem))
+    let problem = locate::format_at(path).map_err(|error| error.to_string()).and_then(readable);
+    let demo = if path.exists() { "" } else { "; without --model the demo is served" };
+    problem.map_err(|problem| Failure::config(format!("--model {problem}{demo}")))
 }
 
 #[cfg(feature = "demo")]

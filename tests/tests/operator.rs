@@ -13,6 +13,25 @@ fn tandem(args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
+/// What was asked for is not there: the exit code says so. A reader that went away is no failure.
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let plan = ["plan", "--device", "cpu=64GiB", "--hop-us", "10"];
+    for args in [&["check", "/nowhere"][..], &plan, &["config", "show"], &["generate", "completions", "bash"], &["--help"], &["--version"]]
+    {
+        let run = |out: std::process::Stdio| Command::new(binary()).args(args).stdout(out).output().unwrap();
+        let failed = run(full().into());
+        let error = String::from_utf8_lossy(&failed.stderr);
+        assert_eq!(failed.status.code(), Some(74), "{args:?}: {error}");
+        assert!(error.contains("standard output: No space left on device"), "{args:?}: {error}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let closed = run(writer.into());
+        assert_eq!(closed.status.code(), Some(if args[0] == "check" { 78 } else { 0 }), "{args:?}: {closed:?}");
+    }
+}
+
 fn json_of(args: &[&str]) -> Value {
     let (code, out, err) = tandem(args);
     assert_eq!(code, 0, "{args:?}: {err}");

@@ -163,6 +163,15 @@ pub(crate) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     Some((prefix, five(no)?, five(count)?))
 }
 
+/// A name for all shards of the set that a file's name says it is one of; other files are sets of their own.
+pub fn set_name(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match numbered(&name) {
+        Some((prefix, _, count)) => path.with_file_name(format!("{prefix}-of-{count:05}.gguf")),
+        None => path.to_owned(),
+    }
+}
+
 /// The files of the set that `path` (a file of it, or a folder that holds nothing else) belongs to, in order.
 ///
 /// # Errors

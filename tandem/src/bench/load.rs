@@ -11,13 +11,13 @@ use std::{
 use futures::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tandem_runtime::process;
 
 use super::report::{Report, Sample};
 use crate::{
     cli::LoadArgs,
     client::{Client, chain, sse::Events},
     failure::Failure,
+    output,
 };
 
 /// Measures and prints.
@@ -54,11 +54,10 @@ pub async fn run(args: LoadArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     if args.json {
         let json = serde_json::to_string(&report).map_err(|error| Failure::internal(error.to_string()))?;
-        process::announce(&json);
+        output::line(&json)
     } else {
-        process::announce(&report.to_string());
+        output::line(&report.to_string())
     }
-    Ok(())
 }
 
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tandem_runtime::process;
 
 use self::{answer::Answer, screen::Screen};
-use crate::{cli::ChatArgs, client::Client, failure::Failure};
+use crate::{cli::ChatArgs, client::Client, failure::Failure, output};
 
 const HELP: &str = "/help   this\n/clear  forget the conversation\n/undo   forget the last question and its answer\n/exit   end; so do Ctrl-D and, \
                     where nothing is being answered, Ctrl-C\nA line that ends in \\ goes on in the next one. Ctrl-C stops an answer.\n";
@@ -59,7 +59,7 @@ impl Chat {
             match line.trim() {
                 "" => {}
                 "/exit" | "/quit" => break,
-                "/help" => process::print(HELP),
+                "/help" => output::print(HELP)?,
                 "/clear" => self.begin(),
                 "/undo" => self.undo(),
                 message if message.starts_with('/') && !message.contains(char::is_whitespace) => {
@@ -104,15 +104,18 @@ impl Chat {
         let outcome = loop {
             tokio::select! {
                 piece = answer.next() => match piece {
-                    Ok(Some(piece)) => self.screen.show(&piece),
+                    Ok(Some(piece)) => match self.screen.show(&piece) {
+                        Ok(()) => {}
+                        Err(failure) => break Err(failure),
+                    },
                     Ok(None) => break Ok(()),
                     Err(failure) => break Err(failure),
                 },
                 _ = tokio::signal::ctrl_c() => break Ok(()),
             }
         };
-        self.screen.end(answer.summary().as_deref());
-        outcome?;
+        let ended = self.screen.end(answer.summary().as_deref());
+        outcome.and(ended)?;
         self.messages.push(json!({"role": "assistant", "content": answer.content()}));
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use super::answer::Piece;
+use crate::{failure::Failure, output};
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -24,36 +25,42 @@ impl Screen {
     }
 
     /// Shows new text. A reader that went away is no reason to fail.
-    pub fn show(&mut self, piece: &Piece) {
+    ///
+    /// # Errors
+    /// When the answer cannot be written for another reason.
+    pub fn show(&mut self, piece: &Piece) -> Result<(), Failure> {
         let (is_reasoning, text) = match piece {
             Piece::Reasoning(text) => (true, text),
             Piece::Content(text) => (false, text),
         };
         if is_reasoning && !self.reasoning {
-            return;
+            return Ok(());
         }
         let text = visible(text);
         if let Some(before) = self.last.filter(|before| *before != is_reasoning && !self.at_start) {
-            write(before && !self.terminal, "\n");
+            write(before && !self.terminal, "\n")?;
         }
         match (is_reasoning, self.terminal) {
-            (true, true) => write(false, &format!("{DIM}{text}{PLAIN}")),
-            (true, false) => write(true, &text),
-            (false, _) => write(false, &text),
+            (true, true) => write(false, &format!("{DIM}{text}{PLAIN}"))?,
+            (true, false) => write(true, &text)?,
+            (false, _) => write(false, &text)?,
         }
         self.last = Some(is_reasoning);
         self.at_start = text.ends_with('\n');
+        Ok(())
     }
 
     /// Ends the answer.
-    pub fn end(&mut self, summary: Option<&str>) {
-        if !self.at_start {
-            write(self.last == Some(true) && !self.terminal, "\n");
-        }
+    ///
+    /// # Errors
+    /// As [`Screen::show`].
+    pub fn end(&mut self, summary: Option<&str>) -> Result<(), Failure> {
+        let line_end = if self.at_start { Ok(()) } else { write(self.last == Some(true) && !self.terminal, "\n") };
         (self.last, self.at_start) = (None, true);
         if let (true, Some(summary)) = (self.terminal, summary) {
-            write(true, &format!("{DIM}{summary}{PLAIN}\n"));
+            write(true, &format!("{DIM}{summary}{PLAIN}\n"))?;
         }
+        line_end
     }
 }
 
@@ -63,12 +70,13 @@ fn visible(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-fn write(to_stderr: bool, text: &str) {
-    let _ = if to_stderr {
-        io::stderr().write_all(text.as_bytes()).and_then(|()| io::stderr().flush())
-    } else {
-        io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush())
-    };
+/// Writes to stdout, where errors count, or to stderr, where nobody may be reading.
+fn write(to_stderr: bool, text: &str) -> Result<(), Failure> {
+    if !to_stderr {
+        return output::print(text);
+    }
+    let _ = io::stderr().write_all(text.as_bytes()).and_then(|()| io::stderr().flush());
+    Ok(())
 }
 
 #[cfg(test)]

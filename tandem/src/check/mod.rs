@@ -9,41 +9,44 @@ mod report;
 mod tests;
 mod verdict;
 
-use tandem_runtime::process;
-
-use self::verdict::Verdict;
-use crate::{bytes::gib, cli::CheckArgs, failure::Failure};
+use self::{find::Found, verdict::Verdict};
+use crate::{bytes::gib, cli::CheckArgs, failure::Failure, output};
 
 /// Looks at every checkpoint and prints a verdict each.
 ///
 /// # Errors
-/// When one is refused: the exit code tells scripts, the reasons are printed.
+/// When one is refused: the exit code tells scripts, the reasons are printed. When a line cannot be written.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let kinds: Vec<_> = args.device.iter().map(|kind| (*kind).into()).collect();
-    let paths: Vec<_> = args.paths.iter().flat_map(|path| find::checkpoints(path)).collect();
+    let found = find::checkpoints(&args.paths);
+    let count = found.len();
     let mut refused = 0;
-    for path in &paths {
-        let verdict = Verdict::of(path, &kinds, args.semantic);
-        refused += usize::from(verdict.is_refused());
-        let text = if args.jsonl {
-            serde_json::to_string(&verdict).map_err(|error| Failure::internal(error.to_string()))? + "\n"
-        } else if args.report {
-            report::report(&verdict)
-        } else {
-            line(&verdict)
+    for found in found {
+        let mut verdict = match found {
+            Found::Checkpoint(path) => Verdict::of(&path, &kinds, args.semantic),
+            Found::Unseen { path, reason } => Verdict::refused(&path, reason),
         };
-        process::print(&text);
+        refused += usize::from(verdict.is_refused());
+        let text = match (args.jsonl, args.report) {
+            (false, false) => line(&verdict),
+            (false, true) => report::report(&verdict),
+            (true, report) => {
+                verdict.report = report.then(|| report::report(&verdict));
+                serde_json::to_string(&verdict).map_err(|error| Failure::internal(error.to_string()))? + "\n"
+            }
+        };
+        output::print(&text)?;
     }
     match refused {
         0 => Ok(()),
-        n => Err(Failure::config(format!("{n} of {} checkpoints refused", paths.len()))),
+        n => Err(Failure::config(format!("{n} of {count} checkpoints refused"))),
     }
 }
 
 /// The short form: one line, and one for each warning.
 fn line(verdict: &Verdict) -> String {
     let mut text = match &verdict.reason {
-        Some(reason) => format!("REFUSED  {}: {reason}\n", verdict.path),
+        Some(_) => format!("REFUSED  {}: {}\n", verdict.path, verdict.short_reason()),
         None => {
             let what = verdict.checkpoint.as_ref().map_or_else(String::new, |c| {
                 let stub = if c.stub { ", headers only" } else { "" };

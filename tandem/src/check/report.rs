@@ -8,8 +8,8 @@ use crate::bytes::gib;
 /// The report of one checkpoint.
 pub fn report(verdict: &Verdict) -> String {
     let mut out = format!("## {}\n\n**{}**", verdict.path, verdict.verdict);
-    if let Some(reason) = &verdict.reason {
-        out += &format!(": {reason}");
+    if verdict.is_refused() {
+        out += &format!(": {}", verdict.short_reason());
     }
     out += "\n\n";
     if let Some(contents) = &verdict.checkpoint {

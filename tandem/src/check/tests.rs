@@ -77,9 +77,10 @@ fn every_shipped_mix_passes() {
         let folder = root.path().join(format!("{}-{}", mix.publisher, mix.name));
         mix.stub(TOKENS).write(&folder, &mix.stem(), [1, 3, 5][i % 3]).expect("writable");
     }
-    let paths = super::find::checkpoints(root.path());
-    assert_eq!(paths.len(), MIXES.len());
-    for path in paths {
+    let found = super::find::checkpoints(&[root.path().to_owned()]);
+    assert_eq!(found.len(), MIXES.len());
+    for found in found {
+        let super::find::Found::Checkpoint(path) = found else { panic!("{found:?}") };
         let verdict = look(&path);
         assert_eq!(verdict.reason, None, "{}", verdict.path);
         let c = verdict.checkpoint.expect("read");
@@ -267,6 +268,9 @@ fn broken_gguf_stubs_are_refused_by_name() {
 
     let bank = refused(&gguf(root, 1, |s| s.tensors.retain(|t| t.name != "blk.3.ffn_up_exps.weight")));
     assert!(bank.contains("layers.3.mlp.experts.up_proj") && bank.contains("got nothing"), "{bank}");
+    assert!(bank.starts_with(&format!("{}: tensor blk.3.ffn_up_exps.weight (", root.join("gguf/small.gguf").display())), "{bank}");
+    let head = refused(&gguf(root, 3, |s| s.tensors.retain(|t| t.name != "output.weight")));
+    assert!(head.contains("small-00001-of-00003.gguf: tensor output.weight") && head.contains("never tied"), "{head}");
     let shape = refused(&gguf(root, 1, |s| s.tensor("blk.2.ffn_down_exps.weight").expect("there").shape[0] = 3));
     assert!(shape.contains("blk.2.ffn_down_exps.weight: needed shape [4, 256, 256]") && shape.contains("[3, 256, 256]"), "{shape}");
     for (id, name) in [
@@ -370,6 +374,11 @@ fn the_fields_of_a_verdict_keep_their_names() {
     ];
     assert_eq!(keys(&passed["checkpoint"]), contents);
     assert_eq!(keys(&passed["checkpoint"]["experts_by_layer"][0]), ["layer", "gate", "up", "down", "bytes"]);
+    let mut with_page = look(&gguf(root.path(), 1, |_| {}));
+    with_page.report = Some(report(&with_page));
+    let with_page = serde_json::to_value(with_page).expect("serialises");
+    assert_eq!(keys(&with_page), ["path", "verdict", "reason", "checkpoint", "semantic", "report"]);
+    assert!(with_page["report"].as_str().is_some_and(|page| page.starts_with("## ") && page.contains("| layers | gate |")));
     let failed = serde_json::to_value(look(&root.path().join("nowhere"))).expect("serialises");
     assert_eq!((keys(&failed), &failed["verdict"], failed["checkpoint"].is_null()), (keys(&passed), &Value::from("REFUSED"), true));
 }
@@ -381,6 +390,50 @@ fn a_device_without_kernels_is_a_refusal() {
     let verdict = Verdict::of(&path, &DeviceKind::ALL, false);
     let reason = verdict.reason.expect("no CUDA kernels yet");
     assert!(reason.contains("no cuda kernel for") && reason.contains("tensor "), "{reason}");
+}
+
+/// A path stands once in a line.
+#[test]
+fn a_reason_does_not_repeat_the_path() {
+    for (path, reason, short) in [
+        ("a/b", "a/b: no such file", "no such file"),
+        ("a/b/", "a/b/config.json: hidden_size: needed 1", "config.json: hidden_size: needed 1"),
+        ("a/m-00001-of-00002.gguf", "a/m-00002-of-00002.gguf: not a GGUF file", "m-00002-of-00002.gguf: not a GGUF file"),
+        ("m.gguf", "m.gguf: not a GGUF file", "not a GGUF file"),
+        ("a/b", "no cpu kernel", "no cpu kernel"),
+        ("/", "/: no config.json", "no config.json"),
+        ("a/b", "a/bc: odd", "bc: odd"),
+    ] {
+        let verdict = Verdict::refused(Path::new(path), reason.to_owned());
+        assert_eq!(line(&verdict), format!("REFUSED  {path}: {short}\n"));
+    }
+    let root = tempfile::tempdir().expect("writable");
+    let path = gguf(root.path(), 1, |s| s.unset("glm5-next.block_count"));
+    let text = line(&look(&path));
+    assert_eq!(text.matches(&path.display().to_string()).count(), 1, "{text}");
+}
+
+/// What lies below a folder and is no whole checkpoint has a line of its own, and counts.
+#[test]
+fn what_is_not_whole_is_refused_by_name() {
+    let root = tempfile::tempdir().expect("writable");
+    std::fs::rename(gguf(root.path(), 1, |_| {}), root.path().join("UPPER.GGUF")).expect("there");
+    let dir = safetensors(root.path(), |_, _| {});
+    let args = |paths: Vec<PathBuf>| crate::cli::CheckArgs {
+        paths,
+        device: vec![crate::cli::values::Kind::Cpu],
+        jsonl: false,
+        report: false,
+        semantic: false,
+    };
+    assert_eq!(super::run(&args(vec![root.path().to_owned()])), Ok(()));
+    std::fs::remove_file(dir.join("config.json")).expect("there");
+    let failure = super::run(&args(vec![root.path().to_owned()])).expect_err("the config is gone");
+    assert_eq!(failure.reason, "1 of 2 checkpoints refused");
+    let file = root.path().join("UPPER.GGUF");
+    let failure = super::run(&args(vec![file.join("x")])).expect_err("no folder");
+    assert_eq!(failure.reason, "1 of 1 checkpoints refused");
+    assert!(refused(&file.join("x")).contains("Not a directory"));
 }
 
 #[test]

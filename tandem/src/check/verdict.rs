@@ -24,6 +24,9 @@ pub struct Verdict {
     pub checkpoint: Option<Contents>,
     /// What the experts' values look like (`--semantic`).
     pub semantic: Option<Values>,
+    /// The long form in Markdown, where it was asked for beside this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<String>,
 }
 
 /// A checkpoint's headers in numbers.
@@ -109,7 +112,8 @@ pub struct Values {
 impl Verdict {
     /// Looks at one checkpoint. It passes where devices of `kinds` have kernels for all of it.
     pub fn of(path: &Path, kinds: &[DeviceKind], semantic: bool) -> Self {
-        let mut verdict = Self { path: path.display().to_string(), verdict: "PASS", reason: None, checkpoint: None, semantic: None };
+        let path_text = path.display().to_string();
+        let mut verdict = Self { path: path_text, verdict: "PASS", reason: None, checkpoint: None, semantic: None, report: None };
         let checkpoint = match Checkpoint::open_headers(path) {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
@@ -131,6 +135,22 @@ impl Verdict {
             verdict.look_at_values(&checkpoint);
         }
         verdict
+    }
+
+    /// The verdict on a place that could not be looked at.
+    pub fn refused(path: &Path, reason: String) -> Self {
+        let path = path.display().to_string();
+        Self { path, verdict: "REFUSED", reason: Some(reason), checkpoint: None, semantic: None, report: None }
+    }
+
+    /// The reason behind the path: without that path again, and files beside or below it by their names alone.
+    pub fn short_reason(&self) -> &str {
+        let reason = self.reason.as_deref().unwrap_or_default();
+        let after = |prefix: &str, joint: &str| reason.strip_prefix(prefix)?.strip_prefix(joint);
+        let path = self.path.trim_end_matches('/');
+        let beside = || path.rsplit_once('/').filter(|(folder, _)| !folder.is_empty()).and_then(|(folder, _)| after(folder, "/"));
+        let below = || if path.is_empty() { None } else { after(path, "/") };
+        after(&self.path, ": ").or_else(|| after(path, ": ")).or_else(below).or_else(beside).unwrap_or(reason)
     }
 
     /// Whether it is refused.

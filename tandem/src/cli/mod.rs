@@ -277,8 +277,8 @@ pub struct CheckArgs {
     /// Kinds of device that must have kernels for every stored type, comma-separated
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KINDS", default_value = "cpu")]
     pub device: Vec<values::Kind>,
-    /// Print one JSON object a line
-    #[arg(long, conflicts_with = "report")]
+    /// Print one JSON object a line; with --report, the page is its field `report`
+    #[arg(long)]
     pub jsonl: bool,
     /// Print a page in Markdown for each: bytes by part and type, experts by layer, what was skipped or narrowed
     #[arg(long)]

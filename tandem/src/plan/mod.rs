@@ -24,7 +24,6 @@ use std::{num::NonZeroUsize, thread};
 
 use tandem_kernels::Precision;
 use tandem_model::{Checkpoint, Geometry, Resident, budget::Short};
-use tandem_runtime::process;
 use tandem_worker_attn::RunnerLimits;
 
 use self::{
@@ -35,7 +34,7 @@ use crate::{
     cli::{PlanArgs, args::AttnLimits},
     doctor,
     failure::Failure,
-    model, probe,
+    model, output, probe,
 };
 
 /// Makes a plan and prints it.
@@ -88,7 +87,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
             None if short.is_none() => out += "token     unknown: give --device NAME=MEMORY,BANDWIDTH for every device in use\n",
             None => {}
         }
-        process::print(&out);
+        output::print(&out)?;
     }
     short.map_or(Ok(()), |short| Err(refusal(&short)))
 }
@@ -199,6 +198,5 @@ fn print_json(
         token,
     };
     let text = serde_json::to_string(&json).map_err(|error| Failure::internal(error.to_string()))?;
-    process::print(&format!("{text}\n"));
-    Ok(())
+    output::print(&format!("{text}\n"))
 }
