@@ -3,7 +3,7 @@
 //!
 //! Neighbours: `cpu/decode.rs` reads any type; a device that lacks kernels for a type refuses its matrices when they are loaded.
 
-use tandem_quant::DType;
+use tandem_quant::{DType, ScaleForm};
 
 use crate::{Precision, StateSpec, cpu};
 
@@ -42,6 +42,43 @@ pub fn has_kernels(kind: DeviceKind, dtype: DType) -> bool {
     }
 }
 
+/// Whether a kind of device keeps matrices of a stored type, with scales of a form beside them, as they are; else they become f32 there.
+pub fn keeps_packed(kind: DeviceKind, dtype: DType, scales: ScaleForm) -> bool {
+    if kind == DeviceKind::Cpu {
+        return true;
+    }
+    match (dtype, scales) {
+        (DType::F32 | DType::F16 | DType::Bf16 | DType::F8E4m3 | DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0, ScaleForm::None)
+        | (DType::F8E4m3 | DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0, ScaleForm::Tensor)
+        | (DType::F8E4m3, ScaleForm::Row)
+        | (DType::Nvfp4Pairs, ScaleForm::E4m3Groups)
+        | (DType::Mxfp4Pairs, ScaleForm::E8m0Groups) => true,
+        (DType::F8E4m3, ScaleForm::Grid { block_cols }) => block_cols.is_power_of_two(),
+        _ => false,
+    }
+}
+
+/// Bytes that a stored matrix (or a stack of them), `[…, rows, cols]`, takes in the memory of a kind of device; `stored` is what it takes on
+/// disk, scales included.
+pub fn weight_bytes(kind: DeviceKind, dtype: DType, scales: ScaleForm, shape: &[usize], stored: u64) -> u64 {
+    // What the device pads to: elements of a row, rows of a matrix.
+    const COLS: usize = 128;
+    const ROWS: usize = 16;
+    if kind == DeviceKind::Cpu {
+        return stored;
+    }
+    let cols = shape.last().copied().unwrap_or(1);
+    let rows = shape.iter().rev().nth(1).copied().unwrap_or(1);
+    let stack: usize = shape.iter().rev().skip(2).product();
+    let padded = cols.next_multiple_of(COLS) as u64;
+    if keeps_packed(kind, dtype, scales) {
+        let of = |n: u64, elems: usize, all: u64| (u128::from(n) * u128::from(all) / elems.max(1) as u128) as u64;
+        of(of(stored, cols, padded), rows, rows.next_multiple_of(ROWS) as u64)
+    } else {
+        4 * padded * (stack * rows) as u64
+    }
+}
+
 /// Bytes of the pools of sequence state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateBytes {
@@ -59,4 +96,26 @@ pub fn state_bytes(spec: &StateSpec, precision: Precision) -> StateBytes {
 /// What a CPU takes as scratch for steps of up to `rows` rows and contexts of up to `context` tokens on `threads` threads.
 pub fn scratch_bytes(rows: usize, context: usize, threads: usize) -> u64 {
     cpu::scratch_bytes(rows, context, threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_gpu_does_not_read_is_counted_as_f32() {
+        let bytes = |dtype: DType, scales, shape: &[usize], stored| weight_bytes(DeviceKind::Cuda, dtype, scales, shape, stored);
+        // 2048 × 4096: 144 bytes per 256 on disk, 4 per element there.
+        assert_eq!(bytes(DType::Q4K, ScaleForm::None, &[2048, 4096], 2048 * 16 * 144), 2048 * 4096 * 4);
+        assert_eq!(weight_bytes(DeviceKind::Cpu, DType::Q4K, ScaleForm::None, &[2048, 4096], 2048 * 16 * 144), 2048 * 16 * 144);
+        assert_eq!(bytes(DType::Q8_0, ScaleForm::None, &[2048, 4096], 2048 * 128 * 34), 2048 * 128 * 34);
+        // Rows of 100 become 128, and 20 of them 32; in a stack each matrix for itself.
+        assert_eq!(bytes(DType::Bf16, ScaleForm::None, &[20, 100], 20 * 100 * 2), 32 * 128 * 2);
+        assert_eq!(bytes(DType::Bf16, ScaleForm::None, &[3, 20, 100], 3 * 20 * 100 * 2), 3 * 32 * 128 * 2);
+        assert_eq!(bytes(DType::Iq1S, ScaleForm::None, &[3, 20, 256], 3 * 20 * 50), 3 * 20 * 256 * 4);
+        // A factor beside floats is multiplied in; MXFP8 has no kernel.
+        assert!(!keeps_packed(DeviceKind::Cuda, DType::Bf16, ScaleForm::Tensor));
+        assert!(!keeps_packed(DeviceKind::Cuda, DType::F8E4m3, ScaleForm::E8m0Groups));
+        assert!(DType::ALL.iter().all(|dtype| keeps_packed(DeviceKind::Cpu, *dtype, ScaleForm::Tensor)));
+    }
 }

@@ -18,6 +18,8 @@ pub struct Needs {
     pub state: u64,
     /// Buffers and scratch of a step.
     pub workspace: u64,
+    /// Host memory, whatever the device: remembered prefixes and copies of sequences, at their most.
+    pub host: u64,
 }
 
 impl Needs {
@@ -26,9 +28,14 @@ impl Needs {
         self.weights.saturating_add(self.fixed())
     }
 
+    /// What lies in the device's own memory, and what in the host's, for a device that has memory of its own.
+    pub fn apart(self) -> (Self, Self) {
+        (Self { host: 0, ..self }, Self { host: self.host, ..Self::default() })
+    }
+
     /// What can never leave memory: everything but the weights as stored, which a CPU reads from a mapped file.
     pub fn fixed(&self) -> u64 {
-        [self.unpacked, self.kv, self.state, self.workspace].into_iter().fold(0, u64::saturating_add)
+        [self.unpacked, self.kv, self.state, self.workspace, self.host].into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -72,12 +79,18 @@ impl fmt::Display for Short {
 }
 
 /// Bytes in GiB, with digits enough for small models.
-struct Gib(u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Gib(pub u64);
 
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = self.0 as f64 / (1u64 << 30) as f64;
-        if gib < 1.0 { write!(f, "{gib:.3}") } else { write!(f, "{gib:.1}") }
+        match self.0 {
+            // A sum that went over the edge of the type says no number.
+            u64::MAX => f.pad("over 2^34"),
+            _ if gib < 1.0 => f.pad(&format!("{gib:.3}")),
+            _ => f.pad(&format!("{gib:.1}")),
+        }
     }
 }
 
@@ -95,9 +108,14 @@ pub fn fits(needs: &[(&str, Needs)], room: &Room, paging: bool) -> Result<(), Sh
     let mut parts = Vec::new();
     for (name, n) in needs {
         let weights = if paging { 0 } else { n.weights };
-        for (what, bytes) in
-            [("weights", weights), ("unpacked weights", n.unpacked), ("caches", n.kv), ("state", n.state), ("workspace", n.workspace)]
-        {
+        for (what, bytes) in [
+            ("weights", weights),
+            ("unpacked weights", n.unpacked),
+            ("caches", n.kv),
+            ("state", n.state),
+            ("workspace", n.workspace),
+            ("prefixes and copies", n.host),
+        ] {
             if bytes > 0 {
                 parts.push((format!("{name} {what}"), bytes));
             }

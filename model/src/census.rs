@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 
 use tandem_quant::DType;
 
-use crate::{Checkpoint, inventory::Need};
+use crate::{Checkpoint, checkpoint::Weighed, inventory::Need};
 
 /// A part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,8 +145,13 @@ pub struct Census {
 }
 
 impl Census {
-    /// Counts.
+    /// Counts bytes on disk.
     pub fn of(checkpoint: &Checkpoint) -> Self {
+        Self::weighed(checkpoint, |w| w.bytes)
+    }
+
+    /// Counts, where a tensor takes as many bytes as `weigh` says.
+    pub fn weighed(checkpoint: &Checkpoint, weigh: impl Fn(&Weighed<'_>) -> u64) -> Self {
         let g = checkpoint.geometry();
         let kda = g.kda_layers();
         let mut census = Self { parts: BTreeMap::new(), types: BTreeMap::new(), matrices: BTreeMap::new(), experts: Vec::new() };
@@ -154,7 +159,7 @@ impl Census {
         for need in checkpoint.needs() {
             // Opening has checked every layout.
             let Ok(layout) = checkpoint.layout(&need.name) else { continue };
-            let bytes = checkpoint.stored_bytes(need);
+            let bytes = weigh(&checkpoint.weighed(need, &layout));
             census.parts.entry(Part::of(need, |layer| kda.contains(&layer))).or_default().add(bytes);
             census.types.entry(layout.dtype).or_default().add(bytes);
             if need.matrix {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tandem_quant::{DType, SharedBytes, fp8};
+use tandem_quant::{DType, ScaleForm, SharedBytes, fp8};
 
 use crate::{
     GenerationConfig, Geometry, ModelError, Shard, fingerprint,
@@ -23,7 +23,7 @@ use crate::{
     },
     inventory::{self, Need},
     json::read_object,
-    linear::SIDE_SUFFIXES,
+    linear::{Layout, SIDE_SUFFIXES},
     locate::{Format, format_at},
     names::{Name, classify},
     narrow::Fp8Groups,
@@ -57,6 +57,21 @@ pub enum LoadFormat {
     Auto,
     /// Made up from its headers alone, to measure speed and memory of a geometry (`storage/dummy.rs` has the values).
     Dummy,
+}
+
+/// A tensor that the model needs, as it is stored: what its size in a device's memory follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighed<'a> {
+    /// Type of its elements.
+    pub dtype: DType,
+    /// The scales beside them.
+    pub scales: ScaleForm,
+    /// Row-major shape.
+    pub shape: &'a [usize],
+    /// A weight matrix or a stack of them; else a vector or another small tensor.
+    pub matrix: bool,
+    /// Bytes on disk, scales included.
+    pub bytes: u64,
 }
 
 /// Tensors of a part of the model that is not served.
@@ -216,12 +231,17 @@ impl Checkpoint {
 
     /// Bytes of all tensors that the model uses.
     pub fn total_bytes(&self) -> u64 {
-        self.bytes_where(|_| true)
+        self.sum_where(|_| true, |w| w.bytes)
     }
 
     /// Bytes of everything but the routed experts: what an attention worker holds at least.
     pub fn trunk_bytes(&self) -> u64 {
-        self.bytes_where(|n| !n.routed)
+        self.trunk_bytes_as(|w| w.bytes)
+    }
+
+    /// The same where a tensor takes as many bytes as `weigh` says.
+    pub fn trunk_bytes_as(&self, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
+        self.sum_where(|n| !n.routed, weigh)
     }
 
     /// Bytes of weights that are kept in another form than stored: kv_b_proj as f32, where GGUF has it in two halves.
@@ -233,18 +253,21 @@ impl Checkpoint {
     /// Those of [`Checkpoint::trunk_bytes`] that are narrowed when they are handed out, and so never lie in a mapped file.
     pub fn narrowed_bytes(&self) -> u64 {
         let plain = |n: &Need| self.layout(&n.name).is_ok_and(|layout| layout.is_plain());
-        self.bytes_where(|n| self.narrows(&n.name) && plain(n))
+        self.sum_where(|n| self.narrows(&n.name) && plain(n), |w| w.bytes)
     }
 
     /// Bytes of the routed experts' weights in a shard (every expert of a layer counts alike).
     pub fn shard_bytes(&self, shard: &Shard) -> u64 {
-        shard.layer_ids().map(|layer| shard.share_of(&self.geometry, self.routed_bytes(layer as usize))).sum()
+        self.shard_bytes_as(shard, |w| w.bytes)
     }
 
-    /// Bytes of all routed experts of one layer.
-    pub fn routed_bytes(&self, layer: usize) -> u64 {
-        let prefix = format!("layers.{layer}.mlp.experts.");
-        self.bytes_where(|n| n.routed && n.name.starts_with(&prefix))
+    /// The same where a tensor takes as many bytes as `weigh` says.
+    pub fn shard_bytes_as(&self, shard: &Shard, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
+        let layer_bytes = |layer: u32| {
+            let prefix = format!("layers.{layer}.mlp.experts.");
+            self.sum_where(|n| n.routed && n.name.starts_with(&prefix), &weigh)
+        };
+        shard.layer_ids().map(|layer| shard.share_of(&self.geometry, layer_bytes(layer))).sum()
     }
 
     /// Cuts along the intermediate dimension fall on multiples of this many elements: the largest block of a down_proj along `in` (all
@@ -254,16 +277,24 @@ impl Checkpoint {
         downs.filter_map(|n| self.layout(&n.name).ok()).map(|l| l.dtype.block_elems()).max().unwrap_or(1)
     }
 
-    fn bytes_where(&self, keep: impl Fn(&Need) -> bool) -> u64 {
-        self.needs.iter().filter(|n| keep(n)).map(|n| self.stored_bytes(n)).sum()
+    fn sum_where(&self, keep: impl Fn(&Need) -> bool, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
+        // Opening has checked every layout.
+        let layouts = self.needs.iter().filter(|n| keep(n)).filter_map(|n| Some((n, self.layout(&n.name).ok()?)));
+        layouts.map(|(need, layout)| weigh(&self.weighed(need, &layout))).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of a needed tensor with its scales: as stored, or as handed out where it is narrowed.
-    pub(crate) fn stored_bytes(&self, need: &Need) -> u64 {
-        let Ok(layout) = self.layout(&need.name) else { return 0 };
-        match layout.shape.as_slice() {
-            &[rows, cols] if layout.is_plain() && self.narrows(&need.name) => fp8::bytes(rows, cols) as u64,
-            _ => layout.entries().map(|e| e.bytes() as u64).sum(),
+    /// A needed tensor as it is stored, or as handed out where it is narrowed.
+    pub(crate) fn weighed<'a>(&self, need: &Need, layout: &'a Layout<'_>) -> Weighed<'a> {
+        let (shape, matrix) = (layout.shape.as_slice(), need.matrix);
+        match shape {
+            &[rows, cols] if layout.is_plain() && self.narrows(&need.name) => {
+                let scales = ScaleForm::Grid { block_cols: fp8::BLOCK };
+                Weighed { dtype: DType::F8E4m3, scales, shape, matrix, bytes: fp8::bytes(rows, cols) as u64 }
+            }
+            _ => {
+                let bytes = layout.entries().map(|e| e.bytes() as u64).sum();
+                Weighed { dtype: layout.dtype, scales: layout.form(), shape, matrix, bytes }
+            }
         }
     }
 

@@ -56,7 +56,7 @@ pub mod synthetic;
 pub mod tensors;
 pub mod title;
 
-pub use checkpoint::{Checkpoint, LoadFormat};
+pub use checkpoint::{Checkpoint, LoadFormat, Weighed};
 pub use error::ModelError;
 pub use generation::GenerationConfig;
 pub use geometry::{Ffn, Geometry, Indexer, LayerSpec, Mixer};

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
-use tandem_quant::{DType, MatrixSource, Scales, fp8};
+use tandem_quant::{DType, MatrixSource, ScaleForm, Scales, fp8};
 
 use crate::{
     Checkpoint, ModelError,
@@ -72,6 +72,19 @@ pub(crate) const SIDE_SUFFIXES: [&str; 9] = [
 ];
 
 impl Layout<'_> {
+    /// The form of the scales.
+    pub fn form(&self) -> ScaleForm {
+        match &self.scales {
+            Side::None | Side::Codebook(_) => ScaleForm::None,
+            // As `source` has it: a factor for each matrix of a stack is one for the matrix.
+            Side::Factor(_) => ScaleForm::Tensor,
+            Side::Row(_) => ScaleForm::Row,
+            Side::Grid { block, .. } => ScaleForm::Grid { block_cols: block[1] },
+            Side::E4m3 { .. } => ScaleForm::E4m3Groups,
+            Side::E8m0(_) => ScaleForm::E8m0Groups,
+        }
+    }
+
     /// Whether something lies beside the elements.
     pub fn is_scaled(&self) -> bool {
         !matches!(self.scales, Side::None)

@@ -55,7 +55,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         api_key_file: args.http.api_key_file.clone(),
         cors_origins: args.http.cors_origins.clone(),
         sse_keep_alive: args.http.sse_keep_alive.0,
-        max_body_bytes: usize::try_from(args.http.max_body_bytes).unwrap_or(usize::MAX),
+        max_body_bytes: usize::try_from(args.http.max_body_bytes.0).unwrap_or(usize::MAX),
         ..coordinator::Config::new(located.dir)
     };
     block_on(RUNTIME_THREADS, async {
@@ -101,7 +101,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         kv_cache: limits.kv_cache_dtype.latents(),
         fp8: limits.fp8.groups(),
         prefix_cache: limits.cache.options(),
-        parking: worker::engine::parking::ParkingOptions { preemption: limits.preemption.into(), bytes: limits.preemption_bytes.0 },
+        parking: limits.parking(),
         link: limits.link.into(),
         spin: cores.spin,
         allow_mixed_experts: limits.allow_mixed_experts,

@@ -2,13 +2,15 @@
 //!
 //! Neighbours: `buffers.rs` and the backend's pools have the sizes, `model.rs` makes them; `tandem plan` and `tandem up` ask here.
 
-use tandem_kernels::{Precision, scratch_bytes, state_bytes};
+use tandem_kernels::{DeviceKind, Precision, scratch_bytes, state_bytes};
 use tandem_model::{Checkpoint, Geometry, Shard, budget::Needs};
+use tandem_worker_experts::memory::weigh;
 
 use crate::{
     buffers,
     cache::CacheOptions,
     dims::Dims,
+    engine::parking::{ParkingOptions, Preemption, copy_bytes},
     model::{RunnerLimits, buffer_sizes},
 };
 
@@ -31,14 +33,37 @@ pub fn prefixes(g: &Geometry, limits: RunnerLimits, precision: Precision, option
     options.map_or(0, |o| o.bytes.min((limits.kv_tokens.div_ceil(o.spacing.max(1)) as u64).saturating_mul(point)))
 }
 
-/// All of it, with the trunk's weights and those of the shards that the worker holds itself.
-pub fn needs(checkpoint: &Checkpoint, limits: RunnerLimits, precision: Precision, local: &[Shard], threads: usize) -> Needs {
-    let local_bytes: u64 = local.iter().map(|shard| checkpoint.shard_bytes(shard)).sum();
+/// The most host memory that copies of sequences that made room take: their budget, or as much as all but one of the longest sequences
+/// have. None where pages never run out: nobody has to make room.
+pub fn parked(g: &Geometry, limits: RunnerLimits, precision: Precision, options: ParkingOptions) -> u64 {
+    let d = Dims::new(g);
+    let longest = d.state_spec(1, limits.max_seq_len);
+    let pages = d.state_spec(limits.max_batch, limits.kv_tokens).pages;
+    if options.preemption == Preemption::Recompute || longest.pages.saturating_mul(limits.max_batch) <= pages {
+        return 0;
+    }
+    let others = limits.max_batch.saturating_sub(1) as u64;
+    options.bytes.min(copy_bytes(&longest, longest.pages, precision).saturating_mul(others))
+}
+
+/// All of it, with the trunk's weights and those of the shards that the worker holds itself, as they are on a kind of device, and host memory
+/// (`host`: see [`prefixes`] and [`parked`]).
+pub fn needs(
+    checkpoint: &Checkpoint,
+    limits: RunnerLimits,
+    precision: Precision,
+    local: &[Shard],
+    threads: usize,
+    kind: DeviceKind,
+    host: u64,
+) -> Needs {
+    let local_bytes: u64 = local.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind))).sum();
     let layers = checkpoint.geometry().layers as u32;
     let partials = (0..layers).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
     Needs {
-        weights: checkpoint.trunk_bytes() - checkpoint.narrowed_bytes() + local_bytes,
+        weights: checkpoint.trunk_bytes_as(weigh(kind)).saturating_sub(checkpoint.narrowed_bytes()) + local_bytes,
         unpacked: checkpoint.unpacked_bytes() + checkpoint.narrowed_bytes(),
+        host,
         ..pools(checkpoint.geometry(), limits, precision, partials, threads)
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Neighbours: `batcher.rs` has the buffers, `bank.rs` the weights; `tandem plan` and `tandem up` ask here.
 
-use tandem_kernels::cuda;
+use tandem_kernels::{DeviceKind, cuda, weight_bytes};
 use tandem_model::{
-    Checkpoint, Geometry, Shard,
+    Checkpoint, Geometry, Shard, Weighed,
     budget::{Needs, Room, Short, fits},
 };
 use tandem_runtime::memory;
@@ -15,9 +15,20 @@ pub fn pools(g: &Geometry, max_rows: usize) -> Needs {
     Needs { workspace: (max_rows as u64).saturating_mul(4 * row as u64), ..Needs::default() }
 }
 
-/// All of it, with the weights of the worker's shards.
-pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize) -> Needs {
-    Needs { weights: shards.iter().map(|shard| checkpoint.shard_bytes(shard)).sum(), ..pools(checkpoint.geometry(), max_rows) }
+/// Bytes that a tensor takes in the memory of a kind of device.
+pub fn weigh(kind: DeviceKind) -> impl Fn(&Weighed<'_>) -> u64 {
+    move |w| if w.matrix { weight_bytes(kind, w.dtype, w.scales, w.shape, w.bytes) } else { w.bytes }
+}
+
+/// The kind of a device by its name.
+pub fn kind_of(device: &str) -> DeviceKind {
+    if cuda::ordinal(device).is_some() { DeviceKind::Cuda } else { DeviceKind::Cpu }
+}
+
+/// All of it, with the weights of the worker's shards on its device.
+pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize, device: &str) -> Needs {
+    let weights = shards.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind_of(device)))).sum();
+    Needs { weights, ..pools(checkpoint.geometry(), max_rows) }
 }
 
 /// The memory behind a device that the process may use; `None` where it cannot be known.
@@ -26,6 +37,11 @@ pub fn room(device: &str) -> Option<Room> {
         let found = cuda::probe::device(ordinal).ok()?;
         return Some(Room { device: device.to_owned(), bytes: found.memory, origin: format!("all that {} has", found.name) });
     }
+    host()
+}
+
+/// This machine's own memory.
+fn host() -> Option<Room> {
     memory::free().map(|free| Room { device: "cpu".to_owned(), bytes: free.bytes, origin: free.bound.to_string() })
 }
 
@@ -34,8 +50,17 @@ pub fn room(device: &str) -> Option<Room> {
 /// # Errors
 /// [`Short`], with what would work.
 pub fn check(name: &str, device: &str, needs: Needs, paging: bool) -> Result<(), Short> {
-    const HINT: &str = "use a machine with more memory, fewer layers or experts per worker, lower --kv-tokens and --max-batch, or \
+    const HINT: &str = "use a machine with more memory, fewer layers or experts per worker, lower --kv-tokens, --max-batch, --prefix-cache-bytes and \
+                        --preemption-bytes, or \
                         --allow-paging to read weights from disk as they are needed (slow)";
-    let Some(room) = room(device) else { return Ok(()) };
-    fits(&[(name, needs)], &room, paging).map_err(|short| Short { hint: HINT.to_owned(), ..short })
+    let fit = |room: Option<Room>, needs, paging| match room {
+        Some(room) => fits(&[(name, needs)], &room, paging).map_err(|short| Short { hint: HINT.to_owned(), ..short }),
+        None => Ok(()),
+    };
+    if kind_of(device) == DeviceKind::Cpu {
+        return fit(room(device), needs, paging);
+    }
+    let (own, on_host) = needs.apart();
+    fit(room(device), own, false)?;
+    fit(host(), on_host, false)
 }

@@ -196,7 +196,7 @@ impl<B: Backend> Worker<B> {
         let (checkpoint, backend) = (Arc::clone(&self.checkpoint), Arc::clone(&self.backend));
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
         let max_rows = (self.config.max_rows as usize).min(BATCH_ROWS);
-        let needs = memory::needs(&checkpoint, &shards, max_rows);
+        let needs = memory::needs(&checkpoint, &shards, max_rows, &self.config.device);
         memory::check(&self.config.name, &self.config.device, needs, self.config.allow_paging)?;
         self.status.lock().load(total);
         self.latch.close(format!("loading {:.2} GiB of experts", total as f64 / f64::from(1 << 30)));

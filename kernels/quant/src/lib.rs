@@ -26,4 +26,4 @@ pub mod scales;
 pub use bytes::SharedBytes;
 pub use dtype::DType;
 pub use matrix::{MatrixError, MatrixSource};
-pub use scales::Scales;
+pub use scales::{ScaleForm, Scales};

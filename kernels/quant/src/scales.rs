@@ -40,7 +40,38 @@ pub enum Scales {
     },
 }
 
+/// The form of the scales beside a matrix, known from headers alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// None, or none but those inside the blocks.
+    None,
+    /// [`Scales::Tensor`].
+    Tensor,
+    /// [`Scales::Row`].
+    Row,
+    /// [`Scales::Grid`].
+    Grid {
+        /// Elements per factor along columns.
+        block_cols: usize,
+    },
+    /// [`Scales::E4m3Groups`].
+    E4m3Groups,
+    /// [`Scales::E8m0Groups`].
+    E8m0Groups,
+}
+
 impl Scales {
+    /// Which of the forms it is.
+    pub fn form(&self) -> ScaleForm {
+        match self {
+            Self::Tensor(_) => ScaleForm::Tensor,
+            Self::Row(_) => ScaleForm::Row,
+            Self::Grid { block_cols, .. } => ScaleForm::Grid { block_cols: *block_cols },
+            Self::E4m3Groups { .. } => ScaleForm::E4m3Groups,
+            Self::E8m0Groups { .. } => ScaleForm::E8m0Groups,
+        }
+    }
+
     /// Multiplies `values`, the elements from column `col0` on of row `row` of the whole matrix.
     ///
     /// # Panics

@@ -310,6 +310,35 @@ mod tests {
         assert_eq!(s, [1.0, 2.0, 4.0, 5.0]);
     }
 
+    /// Plans count with the same answer.
+    #[test]
+    fn what_is_widened_is_what_plans_expect() {
+        use tandem_quant::ScaleForm;
+
+        use crate::support::{DeviceKind, keeps_packed};
+        let bytes = |len| SharedBytes::from_vec(vec![0x38; len]);
+        let grid = |block_cols| Scales::Grid { values: vec![1.0; 8].into(), grid_cols: 8, block_rows: 8, block_cols };
+        for dtype in DType::ALL {
+            let Some(row) = dtype.row_bytes(256) else { continue };
+            let forms = [
+                None,
+                Some(Scales::Tensor(2.0)),
+                Some(Scales::Row(vec![1.0; 2].into())),
+                Some(grid(128)),
+                Some(grid(96)),
+                Some(Scales::E4m3Groups { bytes: bytes(2 * 16), stride: 16, global: 1.0 }),
+                Some(Scales::E8m0Groups { bytes: bytes(2 * 8), stride: 8 }),
+            ];
+            for scales in forms {
+                let form = scales.as_ref().map_or(ScaleForm::None, Scales::form);
+                let m = MatrixSource::new("w", *dtype, 2, 256, bytes(2 * row)).expect("sizes");
+                let m = scales.map_or_else(|| m.clone(), |scales| m.clone().with_scales(scales));
+                let packed = Layout::of(&m).expect("a layout").kind != Kind::F32 || (*dtype == DType::F32 && form == ScaleForm::None);
+                assert_eq!(packed, keeps_packed(DeviceKind::Cuda, *dtype, form), "{dtype} with {form:?}");
+            }
+        }
+    }
+
     #[test]
     fn blocks_are_taken_apart() {
         let mut block = vec![0x00, 0x3c];

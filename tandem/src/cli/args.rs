@@ -10,7 +10,7 @@ use std::{
 
 use clap::{ArgAction, Args};
 use tandem_model::{Geometry, Resident, narrow::Fp8Groups};
-use tandem_worker_attn::cache::CacheOptions;
+use tandem_worker_attn::{cache::CacheOptions, engine::parking::ParkingOptions};
 
 use crate::failure::Failure;
 
@@ -112,9 +112,9 @@ pub struct HttpArgs {
     /// Longest silence on a stream before a sign of life is sent; the first one comes after a second
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub sse_keep_alive: Seconds,
-    /// Largest request body, in bytes
-    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1..))]
-    pub max_body_bytes: u64,
+    /// Largest request body
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = values::some_bytes)]
+    pub max_body_bytes: Bytes,
 }
 
 impl SplitArgs {
@@ -132,14 +132,14 @@ impl SplitArgs {
 #[command(next_help_heading = "Attention worker")]
 pub struct AttnLimits {
     /// Sequences in the batch at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_batch: u32,
     /// Longest sequence, prompt and answer together; what the checkpoint and --kv-tokens allow if not given. More than the checkpoint says
     /// is allowed, with a warning
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_seq_len: Option<u32>,
     /// Tokens that the latent cache holds over all sequences
-    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = clap::value_parser!(u64).range(2..=1 << 40))]
     pub kv_tokens: u64,
     /// What the latent cache stores: fp8 halves it against bf16 and rounds each latent to 3 bits of mantissa (cpu only)
     #[arg(long, value_enum, default_value = "auto")]
@@ -148,7 +148,7 @@ pub struct AttnLimits {
     #[command(flatten)]
     pub fp8: Fp8Args,
     /// Tokens in one step, decode and prefill together; a longer prompt is taken in chunks
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub max_num_batched_tokens: u32,
     /// Largest chunk of one prompt in one step [default: --max-num-batched-tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -220,6 +220,11 @@ impl CacheArgs {
 }
 
 impl AttnLimits {
+    /// How sequences make room, as the worker takes it.
+    pub fn parking(&self) -> ParkingOptions {
+        ParkingOptions { preemption: self.preemption.into(), bytes: self.preemption_bytes.0 }
+    }
+
     /// The longest sequence: `--max-seq-len`, or what the model and the cache allow. More than the model was made for is allowed (it has no
     /// positions); the worker warns of it.
     ///

@@ -310,13 +310,13 @@ pub struct PlanArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Devices")]
     pub experts: Vec<String>,
     /// Compute threads of a CPU worker; as many as this machine has cores if not given
-    #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Weights on CPUs may be larger than free memory: they are then read from disk as they are needed
     #[arg(long, help_heading = "Devices")]
     pub allow_paging: bool,
     /// Microseconds of one hop to the expert workers and back; measured on this machine's loopback if not given
-    #[arg(long, value_name = "US", help_heading = "Time", value_parser = positive)]
+    #[arg(long, value_name = "US", help_heading = "Time", value_parser = hop_us)]
     pub hop_us: Option<f64>,
     /// Tokens that the sequence has already
     #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Time")]
@@ -326,8 +326,11 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0).ok_or_else(|| format!("{text:?} is no number of at least 0"))
+/// A hop of up to a minute; −0 is 0.
+fn hop_us(text: &str) -> Result<f64, String> {
+    const MOST: f64 = 60e6;
+    let wrong = || format!("{text:?} is no number of microseconds from 0 to {MOST} (a minute); write one, e.g. 30");
+    text.parse::<f64>().ok().filter(|n| (0.0..=MOST).contains(n)).map(f64::abs).ok_or_else(wrong)
 }
 
 /// `tandem doctor`.
@@ -406,6 +409,15 @@ mod tests {
             ("up", "--max-seq-len", ["0", "1"]),
             ("up", "--kv-tokens", ["0", "1"]),
             ("up", "--threads", ["0", "1025"]),
+            ("up", "--max-batch", ["0", "65537"]),
+            ("up", "--max-num-batched-tokens", ["0", "1048577"]),
+            ("up", "--kv-tokens", ["1099511627777", "18446744073709551616"]),
+            ("up", "--max-body-bytes", ["0", "64XiB"]),
+            ("up", "--prefix-cache-bytes", ["2PiB", "-1"]),
+            ("plan", "--hop-us", ["inf", "NaN"]),
+            ("plan", "--hop-us", ["-1", "1e9"]),
+            ("plan", "--threads", ["0", "4294967295"]),
+            ("plan", "--device", ["cpu=64", "cpu=9000TiB"]),
             ("up", "--request-timeout", ["0", "0ms"]),
             ("up", "--served-model-name", ["", ""]),
             ("bench", "--requests", ["0", "-1"]),
@@ -420,7 +432,15 @@ mod tests {
                 assert!(error.to_string().contains(flag), "{flag_and_value}: {error}");
             }
         }
-        for fine in ["--max-seq-len=2", "--kv-tokens=2", "--threads=1024", "--request-timeout=1ms", "--served-model-name=x"] {
+        for fine in [
+            "--prefix-cache-bytes=1TiB",
+            "--max-body-bytes=1048576",
+            "--max-seq-len=2",
+            "--kv-tokens=2",
+            "--threads=1024",
+            "--request-timeout=1ms",
+            "--served-model-name=x",
+        ] {
             Cli::try_parse_from(["tandem", "up", fine]).unwrap_or_else(|error| panic!("{fine}: {error}"));
         }
     }

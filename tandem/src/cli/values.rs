@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr, time::Duration};
 use clap::ValueEnum;
 use tandem_proto::link::LinkChoice;
 
+use crate::bytes::{UNITS, amount};
+
 /// A duration as people write it: `30`, `30s`, `500ms`, `10m`, `2h`. A bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seconds(pub Duration);
@@ -50,28 +52,22 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no amount of memory; write a number with KiB, MiB, GiB, KB, MB, GB or nothing, e.g. 2GiB");
-        let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-        let (number, unit) = text.split_at(split);
-        let factor = match unit.to_ascii_lowercase().as_str() {
-            "" | "b" => 1.0,
-            "kib" | "k" => f64::from(1 << 10),
-            "mib" | "m" => f64::from(1 << 20),
-            "gib" | "g" => f64::from(1 << 30),
-            "kb" => 1e3,
-            "mb" => 1e6,
-            "gb" => 1e9,
-            _ => return Err(wrong()),
-        };
-        let bytes = number.parse::<f64>().map_err(|_| wrong())? * factor;
-        // Beyond 2^53 no byte count is exact, nor is any memory that large.
-        if bytes <= 9e15 { Ok(Self(bytes as u64)) } else { Err(wrong()) }
+        let wrong = || format!("{text:?} is no amount of memory; write a number with {UNITS} or nothing, e.g. 2GiB");
+        amount(text).map(|bytes| Self(bytes as u64)).ok_or_else(wrong)
+    }
+}
+
+/// Reads an amount of memory of at least one byte.
+pub fn some_bytes(text: &str) -> Result<Bytes, String> {
+    match text.parse()? {
+        Bytes(0) => Err(format!("{text:?} is nothing at all; write an amount above zero, e.g. 64MiB")),
+        bytes => Ok(bytes),
     }
 }
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
         match units.into_iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
             Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),
@@ -439,14 +435,21 @@ mod tests {
 
     #[test]
     fn amounts_of_memory_parse_and_print() {
-        for (text, bytes) in
-            [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("1.5g", 3 << 29), ("512MiB", 512 << 20), ("1kb", 1000), ("3KiB", 3072)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("17", 17),
+            ("2GiB", 2 << 30),
+            ("3TiB", 3 << 40),
+            ("1.5g", 3 << 29),
+            ("512MiB", 512 << 20),
+            ("1kb", 1000),
+            ("3KiB", 3072),
+        ] {
             let parsed: Bytes = text.parse().expect(text);
             assert_eq!(parsed.0, bytes, "{text}");
             assert_eq!(parsed.to_string().parse::<Bytes>(), Ok(parsed));
         }
-        for text in ["", "GiB", "-1", "2 GiB", "2TiB", "1e3", "1.2.3", "99999999999GiB"] {
+        for text in ["", "GiB", "-1", "2 GiB", "2PiB", "1e3", "1.2.3", "99999999999GiB"] {
             assert!(text.parse::<Bytes>().expect_err(text).contains("is no amount of memory"));
         }
     }

@@ -7,11 +7,14 @@ use tandem_model::budget::Room;
 use tandem_runtime::memory;
 
 use super::layout::Device;
+use crate::bytes::{UNITS, amount};
 
 /// What plans leave of a CPU's memory: code, tokenizer, sockets and their buffers of all processes.
 const CPU_RESERVE: u64 = 256 << 20;
 /// What plans leave of a GPU's memory: context, kernels, fragments.
 const CUDA_RESERVE: u64 = 1 << 30;
+/// The least memory, and bandwidth in a second, that a device is believed to have.
+const LEAST: f64 = 1048576.0;
 
 /// `NAME=MEMORY[,BANDWIDTH]`: `cuda:0=141GiB,4500GB/s`, `cpu=64GiB`.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,35 +79,19 @@ impl FromStr for DeviceSpec {
         let (name, rest) = text.split_once('=').ok_or_else(|| wrong("no memory"))?;
         let kind = kind_of(name).ok_or_else(|| wrong("the name is none of cpu, cpu:N, cuda:N"))?;
         let (memory, bandwidth) = rest.split_once(',').map_or((rest, None), |(memory, bandwidth)| (memory, Some(bandwidth)));
-        let memory = quantity(memory).filter(|m| *m >= 1.0).ok_or_else(|| wrong("the memory is no size (MiB, GiB, TiB, MB, GB, TB)"))?;
+        let memory = amount(memory).ok_or_else(|| wrong(&format!("the memory is no size up to 8 PiB ({UNITS})")))?;
+        if memory < LEAST {
+            return Err(wrong("less memory than any device has; is its unit missing?"));
+        }
         let bandwidth = match bandwidth {
             None => None,
             Some(text) => {
-                let rate = text.strip_suffix("/s").and_then(quantity).filter(|b| *b >= 1.0);
+                let rate = text.strip_suffix("/s").and_then(amount).filter(|b| *b >= LEAST);
                 Some(rate.ok_or_else(|| wrong("the bandwidth is no rate (GB/s, TB/s, GiB/s)"))?)
             }
         };
-        // Floats beyond 2^64 saturate.
         Ok(Self { name: name.to_owned(), kind, memory: memory as u64, bandwidth })
     }
-}
-
-/// A number with a unit of bytes.
-fn quantity(text: &str) -> Option<f64> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic())?;
-    let (number, unit) = text.split_at(split);
-    let factor = match unit {
-        "B" => 1.0,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "TB" => 1e12,
-        "MiB" => 2f64.powi(20),
-        "GiB" => 2f64.powi(30),
-        "TiB" => 2f64.powi(40),
-        _ => return None,
-    };
-    let value = number.trim().parse::<f64>().ok()? * factor;
-    value.is_finite().then_some(value)
 }
 
 #[cfg(test)]
@@ -122,7 +109,9 @@ mod tests {
             ("cuda:0", "no memory"),
             ("tpu=1GiB", "none of cpu"),
             ("cuda:x=1GiB", "none of cpu"),
-            ("cpu=1", "no size"),
+            ("cpu=1", "is its unit missing?"),
+            ("cpu=9000TiB", "no size up to 8 PiB"),
+            ("cpu=64GiB,20B/s", "no rate"),
             ("cpu=-1GiB", "no size"),
             ("cpu=nanGiB", "no size"),
             ("cpu=1GiB,3", "no rate"),

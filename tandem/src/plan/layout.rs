@@ -27,6 +27,8 @@ pub struct Device {
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask {
+    /// Kinds of all devices.
+    pub kinds: Vec<DeviceKind>,
     /// Device of the attention worker, by its place in the list.
     pub attn: usize,
     /// Devices of the expert workers.
@@ -43,8 +45,22 @@ pub struct Ask {
     pub threads: usize,
     /// Weights may stay on disk.
     pub paging: bool,
-    /// The most host memory that the attention worker's prefix cache takes, beside what a layout needs.
+    /// The most host memory that the attention worker's prefix cache takes.
     pub prefixes: u64,
+    /// The most host memory that the attention worker's copies of sequences take.
+    pub parked: u64,
+}
+
+impl Ask {
+    /// The kind of a device; CPU where there is no such place.
+    pub fn kind(&self, device: usize) -> DeviceKind {
+        self.kinds.get(device).copied().unwrap_or(DeviceKind::Cpu)
+    }
+
+    /// The device in whose memory the attention worker has its prefixes and copies: its own CPU, else the first CPU of the list.
+    pub fn host(&self) -> Option<usize> {
+        if self.kind(self.attn) == DeviceKind::Cpu { Some(self.attn) } else { self.kinds.iter().position(|kind| *kind == DeviceKind::Cpu) }
+    }
 }
 
 /// A process and what it needs.
@@ -79,16 +95,17 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     let of = |ids: &[u32]| -> Vec<Shard> { ids.iter().filter_map(|id| plan.shards.get(*id as usize)).cloned().collect() };
     let local = of(&plan.local);
     let partials = (0..g.layers as u32).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
-    let held = |shards: &[Shard]| shards.iter().map(|s| sizes.shard(s)).sum::<u64>();
+    let held = |device: usize, shards: &[Shard]| sizes.on(ask.kind(device)).shards(g, shards);
     let attn = Needs {
-        weights: sizes.trunk() - sizes.narrowed + held(&local),
-        unpacked: sizes.unpacked + sizes.narrowed,
+        weights: sizes.on(ask.kind(ask.attn)).trunk().saturating_sub(sizes.narrowed).saturating_add(held(ask.attn, &local)),
+        unpacked: sizes.unpacked.saturating_add(sizes.narrowed),
+        host: ask.prefixes.saturating_add(ask.parked),
         ..tandem_worker_attn::memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
     };
     let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];
     for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {
         let shards = of(ids);
-        let needs = Needs { weights: held(&shards), ..tandem_worker_experts::memory::pools(g, BATCH_ROWS) };
+        let needs = Needs { weights: held(*device, &shards), ..tandem_worker_experts::memory::pools(g, BATCH_ROWS) };
         places.push(Place { name: format!("experts-{i}"), device: *device, needs, shards });
     }
     Ok(Layout { places, ask: ask.clone() })
@@ -101,7 +118,7 @@ impl Layout {
     /// The first device that has not, with both numbers.
     pub fn check(&self, devices: &[Device]) -> Result<(), Short> {
         for (i, device) in devices.iter().enumerate() {
-            let here: Vec<(&str, Needs)> = self.on(i).map(|p| (p.name.as_str(), p.needs)).collect();
+            let here: Vec<(&str, Needs)> = self.needs_on(i).collect();
             fits(&here, &device.room, self.ask.paging && device.kind == DeviceKind::Cpu)?;
         }
         Ok(())
@@ -112,8 +129,16 @@ impl Layout {
         self.places.iter().filter(move |p| p.device == device)
     }
 
+    /// What processes need of a device's memory: its own, and the attention worker's host memory where its device is another.
+    pub fn needs_on(&self, device: usize) -> impl Iterator<Item = (&str, Needs)> {
+        let own = move |p: &Place| if self.ask.kind(p.device) == DeviceKind::Cpu { p.needs } else { p.needs.apart().0 };
+        let beside = self.places.first().filter(|p| p.device != device && self.ask.host() == Some(device));
+        let beside = beside.map(|p| (p.name.as_str(), p.needs.apart().1)).filter(|(_, needs)| needs.host > 0);
+        self.on(device).map(move |p| (p.name.as_str(), own(p))).chain(beside)
+    }
+
     /// What a device's processes need together.
     pub fn needed(&self, device: usize) -> u64 {
-        self.on(device).map(|p| p.needs.total()).fold(0, u64::saturating_add)
+        self.needs_on(device).map(|(_, needs)| needs.total()).fold(0, u64::saturating_add)
     }
 }

@@ -22,9 +22,12 @@ pub mod time;
 
 use std::{num::NonZeroUsize, thread};
 
-use tandem_kernels::Precision;
-use tandem_model::{Checkpoint, Geometry, Resident, budget::Short};
-use tandem_worker_attn::RunnerLimits;
+use tandem_kernels::DeviceKind;
+use tandem_model::{
+    Checkpoint, Geometry, Resident,
+    budget::{Room, Short},
+};
+use tandem_worker_attn::{RunnerLimits, memory};
 
 use self::{
     layout::{Ask, Device, Layout},
@@ -48,16 +51,19 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sizes = Sizes::of(&checkpoint);
     let resident = args.split.resident()?;
     let (mut devices, attn, experts) = devices(args, &resident)?;
+    let (limits, precision) = (limits(&args.limits, &sizes.geometry)?, args.model.dtype.into());
     let ask = Ask {
+        kinds: devices.iter().map(|d| d.kind).collect(),
         attn,
         experts,
         split: args.split.split.into(),
         resident,
-        limits: limits(&args.limits, &sizes.geometry)?,
-        precision: args.model.dtype.into(),
+        limits,
+        precision,
         threads: args.threads.map_or_else(cores, |n| n as usize),
         paging: args.allow_paging,
-        prefixes: prefixes(&args.limits, &sizes.geometry, args.model.dtype.into())?,
+        prefixes: memory::prefixes(&sizes.geometry, limits, precision, args.limits.cache.options()),
+        parked: memory::parked(&sizes.geometry, limits, precision, args.limits.parking()),
     };
     let layout = layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
     let short = check(&sizes, &layout, &devices).err();
@@ -105,7 +111,11 @@ pub fn check(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> Result<(), S
 
 /// A refusal as the command's failure.
 pub fn refusal(short: &Short) -> Failure {
-    let paging = if short.device.starts_with("cpu") { "; --allow-paging reads weights from disk as they are needed (slow)" } else { "" };
+    let paging = if short.device.starts_with("cpu") && short.parts.iter().any(|(part, _)| part.ends_with(" weights")) {
+        "; --allow-paging reads weights from disk as they are needed (slow)"
+    } else {
+        ""
+    };
     Failure::config(format!("{short}{paging}"))
 }
 
@@ -121,14 +131,6 @@ pub fn limits(args: &AttnLimits, geometry: &Geometry) -> Result<RunnerLimits, Fa
         max_seq_len: usize::try_from(args.longest(geometry)?).unwrap_or(usize::MAX),
         kv_tokens: usize::try_from(args.kv_tokens).unwrap_or(usize::MAX),
     })
-}
-
-/// The most host memory that the attention worker's prefix cache takes.
-///
-/// # Errors
-/// As [`limits`].
-pub fn prefixes(args: &AttnLimits, geometry: &Geometry, precision: Precision) -> Result<u64, Failure> {
-    Ok(tandem_worker_attn::memory::prefixes(geometry, limits(args, geometry)?, precision, args.cache.options()))
 }
 
 /// Cores that this process may use.
@@ -147,15 +149,21 @@ fn devices(args: &PlanArgs, resident: &Resident) -> Result<(Vec<Device>, usize, 
             return Ok(at);
         }
         match device::kind_of(name) {
-            Some(tandem_kernels::DeviceKind::Cpu) if name == "cpu" => {
+            Some(DeviceKind::Cpu) if name == "cpu" => {
                 let here = device::this_machine().ok_or_else(|| {
                     Failure::usage(format!("{flag} cpu: this machine does not say how much memory is free; give --device cpu=MEMORY"))
                 })?;
                 list.push(here);
                 Ok(list.len() - 1)
             }
-            Some(_) => {
-                Err(Failure::usage(format!("{flag} {name}: give its memory with --device {name}=MEMORY or {name}=MEMORY,BANDWIDTH")))
+            Some(kind) => {
+                let ordinal = tandem_kernels::cuda::ordinal(name).filter(|_| kind == DeviceKind::Cuda);
+                let found = ordinal.and_then(|n| tandem_kernels::cuda::probe::device(n).ok()).ok_or_else(|| {
+                    let hint = format!("give its memory with --device {name}=MEMORY or {name}=MEMORY,BANDWIDTH");
+                    Failure::usage(format!("{flag} {name}: this machine has none; {hint}"))
+                })?;
+                list.push(Device { room: Room { device: name.to_owned(), ..device::gpu(&found).room }, ..device::gpu(&found) });
+                Ok(list.len() - 1)
             }
             None => Err(Failure::usage(format!("{flag} {name}: no such device; needed cpu, cpu:N or cuda:N"))),
         }
@@ -168,6 +176,10 @@ fn devices(args: &PlanArgs, resident: &Resident) -> Result<(Vec<Device>, usize, 
         some => some.iter().map(String::as_str).collect(),
     };
     let experts = names.into_iter().map(|name| find("--experts", name)).collect::<Result<_, _>>()?;
+    // A GPU's attention worker keeps prefixes and copies in the memory of its host.
+    if list.iter().all(|d| d.kind != DeviceKind::Cpu) {
+        list.extend(device::this_machine());
+    }
     Ok((list, attn, experts))
 }
 
@@ -188,7 +200,7 @@ fn print_json(
     });
     let json = text::Json {
         model: &sizes.name,
-        model_bytes: sizes.total(),
+        model_bytes: sizes.stored.total(),
         fits: short.is_none(),
         refusal,
         devices,

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use tandem_kernels::DeviceKind;
 use tandem_model::{
     Checkpoint, Geometry, Shard,
     census::{Census, Part},
 };
+use tandem_worker_experts::memory::weigh;
 
 /// A checkpoint in numbers.
 #[derive(Clone, Debug)]
@@ -14,10 +16,10 @@ pub struct Sizes {
     pub name: String,
     /// Geometry.
     pub geometry: Geometry,
-    /// Bytes of each part.
-    pub parts: BTreeMap<Part, u64>,
-    /// Bytes of all routed experts of each MoE layer.
-    pub routed: BTreeMap<u32, u64>,
+    /// Weights as stored, which is how a CPU has them.
+    pub stored: Weights,
+    /// Weights as a GPU has them: padded, and of types without a kernel as f32.
+    pub cuda: Weights,
     /// Cuts along the intermediate dimension fall on multiples of this.
     pub block: usize,
     /// Bytes of weights that are kept in another form than stored, beside the parts.
@@ -26,18 +28,21 @@ pub struct Sizes {
     pub narrowed: u64,
 }
 
-impl Sizes {
-    /// Counts a checkpoint, from headers alone.
-    pub fn of(checkpoint: &Checkpoint) -> Self {
-        let census = Census::of(checkpoint);
+/// Bytes of weights in some device's memory.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    /// Bytes of each part.
+    pub parts: BTreeMap<Part, u64>,
+    /// Bytes of all routed experts of each MoE layer.
+    pub routed: BTreeMap<u32, u64>,
+}
+
+impl Weights {
+    fn of(checkpoint: &Checkpoint, kind: DeviceKind) -> Self {
+        let census = Census::weighed(checkpoint, weigh(kind));
         Self {
-            name: checkpoint.dir().display().to_string(),
-            geometry: checkpoint.geometry().clone(),
             parts: census.parts.iter().map(|(part, count)| (*part, count.bytes)).collect(),
             routed: census.experts.iter().map(|e| (e.layer as u32, e.bytes)).collect(),
-            block: checkpoint.ffn_block(),
-            unpacked: checkpoint.unpacked_bytes(),
-            narrowed: checkpoint.narrowed_bytes(),
         }
     }
 
@@ -48,7 +53,7 @@ impl Sizes {
 
     /// Bytes of everything.
     pub fn total(&self) -> u64 {
-        self.parts.values().sum()
+        self.parts.values().copied().fold(0, u64::saturating_add)
     }
 
     /// Bytes of everything but the routed experts.
@@ -56,13 +61,36 @@ impl Sizes {
         self.total() - self.part(Part::Routed)
     }
 
-    /// Bytes of a shard.
-    pub fn shard(&self, shard: &Shard) -> u64 {
-        shard.layer_ids().map(|layer| shard.share_of(&self.geometry, self.layer(layer))).sum()
+    /// Bytes of some shards.
+    pub fn shards(&self, geometry: &Geometry, shards: &[Shard]) -> u64 {
+        shards.iter().flat_map(|s| s.layer_ids().map(move |layer| s.share_of(geometry, self.layer(layer)))).fold(0, u64::saturating_add)
     }
 
     /// Bytes of all routed experts of a layer.
     pub fn layer(&self, layer: u32) -> u64 {
         self.routed.get(&layer).copied().unwrap_or(0)
+    }
+}
+
+impl Sizes {
+    /// Counts a checkpoint, from headers alone.
+    pub fn of(checkpoint: &Checkpoint) -> Self {
+        Self {
+            name: checkpoint.dir().display().to_string(),
+            geometry: checkpoint.geometry().clone(),
+            stored: Weights::of(checkpoint, DeviceKind::Cpu),
+            cuda: Weights::of(checkpoint, DeviceKind::Cuda),
+            block: checkpoint.ffn_block(),
+            unpacked: checkpoint.unpacked_bytes(),
+            narrowed: checkpoint.narrowed_bytes(),
+        }
+    }
+
+    /// The weights as a kind of device has them.
+    pub fn on(&self, kind: DeviceKind) -> &Weights {
+        match kind {
+            DeviceKind::Cpu => &self.stored,
+            DeviceKind::Cuda => &self.cuda,
+        }
     }
 }

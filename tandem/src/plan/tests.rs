@@ -15,8 +15,8 @@ use tandem_worker_attn::RunnerLimits;
 
 use super::{
     advise,
-    layout::{Ask, Device, lay_out},
-    sizes::Sizes,
+    layout::{Ask, Device, Place, lay_out},
+    sizes::{Sizes, Weights},
     time,
 };
 
@@ -53,7 +53,14 @@ fn sizes(dice: &mut Dice, release: &Geometry) -> Sizes {
     let mut parts: BTreeMap<Part, u64> = Part::ALL.iter().map(|part| (*part, dice.size(33))).collect();
     parts.insert(Part::Routed, routed.values().sum());
     let block = [1, 16, 32, 256][dice.roll(4)];
-    Sizes { name: "random".into(), geometry, parts, routed, block, unpacked: dice.size(30), narrowed: 0 }
+    // On a GPU as stored, or as f32.
+    let wider = [1, 4, 16][dice.roll(3)];
+    let stored = Weights { parts, routed };
+    let cuda = Weights {
+        parts: stored.parts.iter().map(|(part, bytes)| (*part, wider * bytes)).collect(),
+        routed: stored.routed.iter().map(|(layer, bytes)| (*layer, wider * bytes)).collect(),
+    };
+    Sizes { name: "random".into(), geometry, stored, cuda, block, unpacked: dice.size(30), narrowed: 0 }
 }
 
 fn devices(dice: &mut Dice) -> Vec<Device> {
@@ -69,8 +76,8 @@ fn devices(dice: &mut Dice) -> Vec<Device> {
     (0..1 + dice.roll(4)).map(|i| device(i, dice)).collect()
 }
 
-fn ask(dice: &mut Dice, sizes: &Sizes, devices: usize) -> Ask {
-    let g = &sizes.geometry;
+fn ask(dice: &mut Dice, sizes: &Sizes, list: &[Device]) -> Ask {
+    let (g, devices) = (&sizes.geometry, list.len());
     let resident = match dice.roll(4) {
         0 => Resident::None,
         1 => Resident::All,
@@ -83,6 +90,7 @@ fn ask(dice: &mut Dice, sizes: &Sizes, devices: usize) -> Ask {
     };
     let kv_tokens = dice.size(30) as usize;
     Ask {
+        kinds: list.iter().map(|d| d.kind).collect(),
         attn: dice.roll(devices),
         experts: (0..dice.roll(6)).map(|_| dice.roll(devices)).collect(),
         split: [Split::Layers, Split::Experts, Split::Ffn][dice.roll(3)],
@@ -96,7 +104,8 @@ fn ask(dice: &mut Dice, sizes: &Sizes, devices: usize) -> Ask {
         precision: [Precision::Bf16, Precision::F32][dice.roll(2)],
         threads: 1 + dice.roll(256),
         paging: dice.roll(4) == 0,
-        prefixes: 0,
+        prefixes: dice.size(34),
+        parked: dice.size(34),
     }
 }
 
@@ -108,20 +117,26 @@ fn ten_thousand_random_flag_sets_fit_or_are_refused_with_both_numbers() {
         let mut dice = Dice(Stream::new(case, "flag sets"), 0);
         let sizes = sizes(&mut dice, &release);
         let devices = devices(&mut dice);
-        let ask = ask(&mut dice, &sizes, devices.len());
+        let ask = ask(&mut dice, &sizes, &devices);
         let Ok(layout) = lay_out(&sizes, &ask) else {
             impossible += 1;
             continue;
         };
         // Every byte of the model is placed, once; cuts along a dimension may round a few down.
-        let placed: u64 = layout.places.iter().map(|p| p.needs.weights).sum();
-        assert!(placed <= sizes.total() && placed + 4096 * 64 >= sizes.total(), "case {case}: {placed} of {}", sizes.total());
+        let total = sizes.stored.total();
+        let wider = |p: &Place| sizes.on(ask.kind(p.device)).total() / total;
+        let placed: u64 = layout.places.iter().map(|p| p.needs.weights / wider(p)).sum();
+        assert!(placed <= total && placed + 4096 * 64 >= total, "case {case}: {placed} of {total}");
         match layout.check(&devices) {
             Ok(()) => {
                 fitted += 1;
                 for (i, device) in devices.iter().enumerate() {
                     let paging = ask.paging && device.kind == DeviceKind::Cpu;
-                    let fixed: u64 = layout.on(i).map(|p| p.needs.kv + p.needs.state + p.needs.workspace + p.needs.unpacked).sum();
+                    let mut fixed: u64 = layout.on(i).map(|p| p.needs.kv + p.needs.state + p.needs.workspace + p.needs.unpacked).sum();
+                    // Prefixes and copies: in the attention worker's own memory where that is a host's, else in the first CPU's.
+                    let on_cpu = ask.kind(ask.attn) == DeviceKind::Cpu;
+                    let host = if on_cpu { Some(ask.attn) } else { devices.iter().position(|d| d.kind == DeviceKind::Cpu) };
+                    fixed += if host == Some(i) { ask.prefixes + ask.parked } else { 0 };
                     let weights: u64 = layout.on(i).map(|p| p.needs.weights).sum();
                     assert!(fixed + if paging { 0 } else { weights } <= device.room.bytes, "case {case}: device {i}");
                 }
@@ -159,7 +174,7 @@ fn the_most_tokens_fit_and_one_more_does_not() {
         let mut dice = Dice(Stream::new(case, "most tokens"), 0);
         let sizes = sizes(&mut dice, &release);
         let devices = devices(&mut dice);
-        let ask = ask(&mut dice, &sizes, devices.len());
+        let ask = ask(&mut dice, &sizes, &devices);
         let Some(most) = advise::most_tokens(&sizes, &devices, &ask).filter(|most| *most < 1 << 39) else { continue };
         let fits = |tokens: usize| {
             let limits = RunnerLimits { kv_tokens: tokens, max_seq_len: ask.limits.max_seq_len.min(tokens), ..ask.limits };
@@ -187,6 +202,7 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
     let sizes = Sizes::of(&tandem_model::Checkpoint::open_headers(dir.path()).expect("a stub"));
     let limits = RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 32_768, kv_tokens: 32_768 };
     let ask = Ask {
+        kinds: vec![DeviceKind::Cuda, DeviceKind::Cpu],
         attn: 0,
         experts: vec![],
         split: Split::Layers,
@@ -196,6 +212,7 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
         threads: 1,
         paging: false,
         prefixes: 0,
+        parked: 0,
     };
     let layout = lay_out(&sizes, &ask).expect("possible");
     let devices = [gpu(400, 4.3e12)];
@@ -257,14 +274,27 @@ fn flags_place_processes_and_wrong_ones_are_named() {
     let gpu = "--device=cuda:0=32GiB,1792GB/s";
     assert_eq!(plan(&model, &[gpu, "--device=cpu=192GiB,170GB/s", "--attn=cuda:0"]), None);
     assert_eq!(plan(&model, &[gpu, "--device=cpu=192GiB", "--attn=cuda:0", "--json"]), None, "no bandwidth: no time, but a plan");
-    let all = ["--device=cuda:0=192GiB", "--attn=cuda:0", "--resident-layers=all"];
+    let all = ["--device=cuda:0=2TiB", "--device=cpu=8GiB", "--attn=cuda:0", "--resident-layers=all"];
     assert_eq!(plan(&model, &all), None, "no expert worker is needed");
-    let refusals: [(&[&str], u8, &[&str]); 7] = [
-        (&[gpu, "--attn=cuda:1"], 64, &["--attn cuda:1", "--device cuda:1=MEMORY"]),
+    let refusals: [(&[&str], u8, &[&str]); 10] = [
+        // 159 GiB of Q4_K experts, which no GPU kernel reads: f32 there, 32 bits for 4.5.
+        (
+            &["--device=cuda:0=192GiB", "--device=cpu=8GiB", "--attn=cuda:0", "--resident-layers=all"],
+            78,
+            &["cuda:0: needed 114", "GiB, got 191.0"],
+        ),
+        // 2 GiB of prefixes and 1 GiB of copies, in the GPU's host and in the CPU's own memory.
+        (
+            &["--device=cuda:0=2TiB", "--device=cpu=3GiB", "--attn=cuda:0", "--resident-layers=all"],
+            78,
+            &["cpu: needed 3.0 GiB, got 2.8 GiB", "attn prefixes and copies 3.0"],
+        ),
+        (&["--device=cpu=174GiB", "--resident-layers=all"], 78, &["cpu: needed 17", "attn prefixes and copies 3.0", "would fit"]),
+        (&[gpu, "--attn=cuda:60000"], 64, &["--attn cuda:60000: this machine has none", "--device cuda:60000=MEMORY"]),
         (&[gpu, "--attn=tpu"], 64, &["--attn tpu", "cpu:N or cuda:N"]),
         (&[gpu, gpu], 64, &["--device cuda:0: given twice"]),
         (&[gpu, "--attn=cuda:0", "--experts=cuda:0"], 78, &["cuda:0: needed 1", "GiB, got 31.0 GiB", "add a device"]),
-        (&[gpu, "--device=cpu=64GiB", "--attn=cuda:0"], 78, &["cpu: needed 159.7 GiB, got 63.8 GiB", "--allow-paging"]),
+        (&[gpu, "--device=cpu=64GiB", "--attn=cuda:0"], 78, &["cpu: needed 162.7 GiB, got 63.8 GiB", "--allow-paging"]),
         (&[gpu, "--device=cpu=1GiB", "--attn=cuda:0", "--experts=none"], 78, &["no expert worker is given"]),
         (&[gpu, "--device=cpu=192GiB", "--attn=cuda:0", "--kv-tokens=100000000"], 78, &["--kv-tokens 1", "would fit"]),
     ];
@@ -274,4 +304,7 @@ fn flags_place_processes_and_wrong_ones_are_named() {
         assert!(needles.iter().all(|needle| failure.reason.contains(needle)), "{failure}");
     }
     assert_eq!(plan(&model, &[gpu, "--device=cpu=64GiB", "--attn=cuda:0", "--allow-paging"]), None);
+    let nothing_kept = ["--prefix-cache-bytes=0", "--preemption=recompute"];
+    let small_host = ["--device=cuda:0=2TiB", "--device=cpu=1GiB", "--attn=cuda:0", "--resident-layers=all"];
+    assert_eq!(plan(&model, &[small_host, [nothing_kept[0], nothing_kept[1], "--json", "--split=layers"]].concat()), None);
 }

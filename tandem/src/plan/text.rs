@@ -18,7 +18,7 @@ pub fn lines(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> String {
     let mut out = format!(
         "model     {} ({} GiB; {} layers: {} KDA, {} MLA; {} with {} experts, top {})\n",
         sizes.name,
-        gib(sizes.total()),
+        gib(sizes.stored.total()),
         g.layers,
         g.kda_layers().len(),
         g.mla_layers().len(),
@@ -40,9 +40,12 @@ pub fn lines(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> String {
     if layout.ask.prefixes > 0 {
         let _ = writeln!(out, "prefixes  {:>9} GiB of host memory at most", gib(layout.ask.prefixes));
     }
+    if layout.ask.parked > 0 {
+        let _ = writeln!(out, "copies    {:>9} GiB of host memory at most, of sequences that make room", gib(layout.ask.parked));
+    }
     let workspace: u64 = layout.places.iter().map(|p| p.needs.workspace).fold(0, u64::saturating_add);
     let _ = writeln!(out, "workspace {:>9} GiB: steps of up to {} rows", gib(workspace), limits.max_rows);
-    for (i, device) in devices.iter().enumerate().filter(|(i, _)| layout.on(*i).next().is_some()) {
+    for (i, device) in devices.iter().enumerate().filter(|(i, _)| layout.needs_on(*i).next().is_some()) {
         let room = &device.room;
         let _ = writeln!(out, "{:<9} {:>9} GiB of {} GiB ({})", room.device, gib(layout.needed(i)), gib(room.bytes), room.origin);
     }
@@ -69,7 +72,8 @@ pub fn timing_lines(timing: &Timing) -> String {
         let each = 1e3 * timing.hop_ms / timing.hops as f64;
         let _ = writeln!(out, "  {:<15} {:>8.3} ms  {} of {each:.0} us", "hops", timing.hop_ms, timing.hops);
     }
-    if timing.overlapped_ms > 0.0 {
+    // Less would print as −0.000.
+    if timing.overlapped_ms >= 0.0005 {
         let _ = writeln!(out, "  {:<15} {:>8.3} ms  beside hops and remote experts", "overlapped", -timing.overlapped_ms);
     }
     let _ = writeln!(out, "  {:<15} {:>8.3} ms  {:.1} tokens/s", "total", timing.total_ms, 1e3 / timing.total_ms.max(f64::MIN_POSITIVE));
@@ -131,6 +135,7 @@ pub struct JsonPlace<'a> {
     kv_bytes: u64,
     state_bytes: u64,
     workspace_bytes: u64,
+    host_bytes: u64,
     shards: Vec<String>,
 }
 
@@ -150,6 +155,7 @@ pub fn json_parts<'a>(layout: &'a Layout, devices: &'a [Device]) -> (Vec<JsonDev
         kv_bytes: p.needs.kv,
         state_bytes: p.needs.state,
         workspace_bytes: p.needs.workspace,
+        host_bytes: p.needs.host,
         shards: p.shards.iter().map(Shard::to_string).collect(),
     };
     (devices.iter().enumerate().map(device).collect(), layout.places.iter().map(place).collect())

@@ -52,13 +52,13 @@ pub struct Timing {
 pub fn timing(sizes: &Sizes, layout: &Layout, devices: &[Device], context: usize, hop: f64) -> Option<Timing> {
     let of = |device: usize| devices.get(device)?.bandwidth.filter(|b| *b > 0.0);
     let attn = of(layout.ask.attn)?;
-    let g = &sizes.geometry;
+    let (g, weights) = (&sizes.geometry, sizes.on(layout.ask.kind(layout.ask.attn)));
     let attn_name = devices.get(layout.ask.attn)?.room.device.clone();
     let mut rows = Vec::new();
     let mut put = |part, bytes: u64| rows.push(Row { part, device: attn_name.clone(), bytes, ms: 1e3 * bytes as f64 / attn });
     for part in [Part::Hyper, Part::Norms, Part::Kda, Part::Mla, Part::Indexer, Part::Dense, Part::Router, Part::Head] {
         // A tied head is the embedding, read whole.
-        let bytes = if part == Part::Head && sizes.part(part) == 0 { sizes.part(Part::Embedding) } else { sizes.part(part) };
+        let bytes = if part == Part::Head && weights.part(part) == 0 { weights.part(Part::Embedding) } else { weights.part(part) };
         put(part.name(), bytes);
     }
     let elem = if layout.ask.precision == tandem_kernels::Precision::F32 { 4 } else { 2 };
@@ -71,12 +71,12 @@ pub fn timing(sizes: &Sizes, layout: &Layout, devices: &[Device], context: usize
     let before: f64 = rows.iter().map(|row| row.ms).sum();
 
     let moe = g.moe_layers();
-    let shared_each = sizes.part(Part::Shared) as f64 / moe.len().max(1) as f64;
+    let shared_each = weights.part(Part::Shared) as f64 / moe.len().max(1) as f64;
     rows.push(Row {
         part: Part::Shared.name(),
         device: attn_name.clone(),
-        bytes: sizes.part(Part::Shared),
-        ms: 1e3 * sizes.part(Part::Shared) as f64 / attn,
+        bytes: weights.part(Part::Shared),
+        ms: 1e3 * weights.part(Part::Shared) as f64 / attn,
     });
     let (mut total, mut routed_ms, mut hops, mut read) = (before, 0.0, 0, BTreeMap::<usize, f64>::new());
     for layer in moe {
@@ -111,7 +111,7 @@ pub fn timing(sizes: &Sizes, layout: &Layout, devices: &[Device], context: usize
 /// Bytes of routed experts that each device reads for one token in a layer, in one or several draws of the chosen experts.
 fn loads(sizes: &Sizes, layout: &Layout, layer: u32) -> Vec<BTreeMap<usize, f64>> {
     let g = &sizes.geometry;
-    let each = sizes.layer(layer) as f64 / g.experts.max(1) as f64;
+    let each = |device| sizes.on(layout.ask.kind(device)).layer(layer) as f64 / g.experts.max(1) as f64;
     let holders: Vec<(usize, &Shard)> =
         layout.places.iter().flat_map(|p| p.shards.iter().filter(|s| s.has_layer(layer)).map(|s| (p.device, s))).collect();
     let slice = |s: &Shard| (s.ffn.end - s.ffn.start) as f64 / g.moe_intermediate.max(1) as f64;
@@ -122,7 +122,7 @@ fn loads(sizes: &Sizes, layout: &Layout, layer: u32) -> Vec<BTreeMap<usize, f64>
         let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
         for (device, shard) in &holders {
             let count = chosen.iter().filter(|e| shard.experts.contains(e)).count();
-            *loads.entry(*device).or_default() += each * count as f64 * slice(shard);
+            *loads.entry(*device).or_default() += each(*device) * count as f64 * slice(shard);
         }
         loads
     };

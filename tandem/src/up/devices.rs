@@ -68,12 +68,14 @@ fn decide(attn: Device, experts: &[ExpertDevice], resident: &Resident, found: &[
     }
 }
 
-/// The memories behind some devices, and which of them each device uses.
+/// The memories behind some devices, and which of them each device uses; with the host's, which GPU workers use, too. None where this
+/// machine does not say how much memory is free: nothing is checked then.
 ///
 /// # Errors
 /// A GPU that is not there.
 pub fn rooms<'a>(devices: impl Iterator<Item = &'a Device>) -> Result<(Vec<layout::Device>, Vec<usize>), Failure> {
     let (mut rooms, mut names, mut on): (Vec<layout::Device>, Vec<Device>, Vec<usize>) = Default::default();
+    let mut unknown = false;
     for device in devices {
         // The reference backend computes in the CPU's memory.
         let place = if matches!(device, Device::Cuda(_)) { *device } else { Device::Cpu };
@@ -84,16 +86,18 @@ pub fn rooms<'a>(devices: impl Iterator<Item = &'a Device>) -> Result<(Vec<layou
                     Device::Cuda(n) => Some(plan::device::gpu(&probe::device(n).map_err(|error| Failure::config(error.to_string()))?)),
                     _ => plan::device::this_machine(),
                 };
-                // A machine that does not say how much memory is free is not asked again.
-                let Some(room) = room else { return Ok((Vec::new(), vec![0; on.len() + 1])) };
-                rooms.push(room);
+                unknown |= room.is_none();
+                rooms.extend(room);
                 names.push(place);
                 names.len() - 1
             }
         };
         on.push(at);
     }
-    Ok((rooms, on))
+    if !names.contains(&Device::Cpu) {
+        rooms.extend(plan::device::this_machine());
+    }
+    Ok((if unknown { Vec::new() } else { rooms }, on))
 }
 
 #[cfg(test)]
