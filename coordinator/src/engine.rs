@@ -13,7 +13,7 @@ mod types;
 pub use scripted::{ScriptedGeneration, ScriptedWorker};
 pub use types::{
     AdmissionError, ErrorCode, Finish, GenerateRequest, GenerationError, GenerationEvent, Guide, Limits, PromptPosition, Readiness,
-    SamplingParams, TokenEvent, TokenLogprob,
+    SamplingParams, ThoughtLimit, TokenEvent, TokenLogprob,
 };
 
 /// What stands behind an [`Engine`]. Calls MUST NOT block: they are made from async request handlers.

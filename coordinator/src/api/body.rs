@@ -1,22 +1,41 @@
 //! Reading a JSON body: bounded, and with the field's path in every error.
 
+use std::time::Duration;
+
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::ApiError;
 
-/// Reads at most `limit` bytes.
+/// How long a client may send nothing in the middle of a body. Whoever stops there must not hold a connection for ever.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Reads at most `limit` bytes; a body that stops coming is a 408.
 pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|length| length > limit as u64) {
         return Err(ApiError::body_too_large(limit));
     }
-    match Limited::new(body, limit).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::body_too_large(limit)),
-        Err(error) => Err(ApiError::malformed(format!("the request body could not be read: {error}"))),
+    collect(body, limit, SILENCE).await
+}
+
+async fn collect(mut body: Body, limit: usize, silence: Duration) -> Result<Bytes, ApiError> {
+    let mut all = Vec::new();
+    loop {
+        match tokio::time::timeout(silence, body.frame()).await {
+            Err(_) => return Err(ApiError::body_too_slow(all.len(), silence)),
+            Ok(None) => return Ok(all.into()),
+            Ok(Some(Err(error))) => return Err(ApiError::malformed(format!("the request body could not be read: {error}"))),
+            Ok(Some(Ok(frame))) => {
+                let Ok(data) = frame.into_data() else { continue };
+                if all.len() + data.len() > limit {
+                    return Err(ApiError::body_too_large(limit));
+                }
+                all.extend_from_slice(&data);
+            }
+        }
     }
 }
 
@@ -69,6 +88,18 @@ mod tests {
     struct Sample {
         #[serde(rename = "a")]
         _a: Option<Vec<u32>>,
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stops_coming_is_not_waited_for() {
+        let said = futures::stream::iter([Ok::<_, std::io::Error>("{\"a\""), Ok(": [")]);
+        let body = Body::from_stream(futures::StreamExt::chain(said, futures::stream::pending()));
+        let error = collect(body, 100, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (408, Some("request_timeout")));
+        assert!(error.message.contains("after 7 bytes"), "{}", error.message);
+        let pieces = || Body::from_stream(futures::stream::iter(["ab", "cd"].map(Ok::<_, std::io::Error>)));
+        assert_eq!(collect(pieces(), 4, SILENCE).await.unwrap(), "abcd");
+        assert_eq!(collect(pieces(), 3, SILENCE).await.unwrap_err().status.as_u16(), 413);
     }
 
     #[test]

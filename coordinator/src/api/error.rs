@@ -53,9 +53,18 @@ impl ApiError {
 
     /// 400: no room for the prompt and one token. The phrases are those that agents look for.
     pub fn prompt_too_long(param: &str, prompt: u64, limit: u64) -> Self {
+        Self::too_long(param, &format!("{prompt} tokens"), limit)
+    }
+
+    /// The same for a text whose tokens were not counted: its bytes alone make more of them than fit.
+    pub fn text_too_long(param: &str, least: u64, bytes: usize, limit: u64) -> Self {
+        Self::too_long(param, &format!("at least {least} tokens ({bytes} bytes)"), limit)
+    }
+
+    fn too_long(param: &str, prompt: &str, limit: u64) -> Self {
         let most = limit.saturating_sub(1);
         let message = format!(
-            "prompt is too long: {prompt} tokens > {most} maximum; this model's maximum context length is {limit} tokens, \
+            "prompt is too long: {prompt} > {most} maximum; this model's maximum context length is {limit} tokens, \
              of which the answer needs at least 1"
         );
         let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", Some("context_length_exceeded"), message);
@@ -107,6 +116,12 @@ impl ApiError {
     pub fn body_too_large(limit: usize) -> Self {
         let message = format!("the request body is larger than {limit} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
+    }
+
+    /// 408: the body stopped coming after `got` bytes.
+    pub fn body_too_slow(got: usize, silence: Duration) -> Self {
+        let message = format!("the request body stopped after {got} bytes: nothing more came for {} s", silence.as_secs_f32());
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", Some("request_timeout"), message)
     }
 
     /// 503: no token can be made now.

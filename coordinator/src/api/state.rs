@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::{ApiError, Keys};
 use crate::engine::{Engine, Limits};
+use crate::text::glm::CLOSE;
 use crate::text::{ChatTemplate, TemplateError, Tokenizer, TokenizerError};
 
 /// Everything that [`super::router`] needs.
@@ -190,6 +191,17 @@ impl App {
         }
     }
 
+    /// Token ids of a prompt (of `field`, for errors) that an answer is to follow. One that cannot fit by its bytes alone is refused before
+    /// minutes of tokenizing; one that fits or may is measured in tokens later.
+    pub async fn encode_prompt(&self, field: &str, text: String, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        let limit = self.limits()?.longest();
+        let least = self.model.tokenizer.least_tokens(&text);
+        if least >= limit {
+            return Err(ApiError::text_too_long(field, least, text.len(), limit));
+        }
+        self.encode(text, add_special).await
+    }
+
     /// Token ids of `text`, without holding up the other requests when it is long.
     pub async fn encode(&self, text: String, add_special: bool) -> Result<Vec<u32>, ApiError> {
         let tokenizer = Arc::clone(&self.model.tokenizer);
@@ -202,6 +214,12 @@ impl App {
             .await
             .map_err(|e| ApiError::internal(format!("tokenizer failed: {e}")))?
             .map_err(refuse)
+    }
+
+    /// The ids that close a thought.
+    pub fn close_of_thought(&self) -> Result<Arc<[u32]>, ApiError> {
+        let ids = self.model.tokenizer.encode(CLOSE, false).map_err(|e| ApiError::internal(e.to_string()))?;
+        Ok(ids.into())
     }
 
     /// The compiler of grammars. Building it takes a while: not for async threads.

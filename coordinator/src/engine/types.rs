@@ -24,6 +24,8 @@ pub struct GenerateRequest {
     pub prompt_logprobs: Option<u32>,
     /// The form that the answer is held to.
     pub guide: Option<Guide>,
+    /// How long the thought may be that the prompt has opened.
+    pub thought: Option<ThoughtLimit>,
     /// Time from admission until the request ends with [`ErrorCode::Deadline`]; `None` = the coordinator's `request_timeout`.
     pub deadline: Option<Duration>,
     /// The id that the client sees; for logs only.
@@ -37,6 +39,15 @@ pub struct Guide {
     pub grammar: Arc<str>,
     /// It holds behind the first occurrence of this text; from the beginning if it is empty.
     pub after: String,
+}
+
+/// A thought that ends when it has had its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThoughtLimit {
+    /// Most of them before it is closed.
+    pub tokens: u32,
+    /// What closes it: generated in this order where the model has not done so by itself. Not empty.
+    pub close: Arc<[u32]>,
 }
 
 /// Sampler settings of one sequence, with neutral values as default (greedy).
@@ -228,6 +239,13 @@ pub struct Limits {
     pub max_batch: u32,
     /// Tokens that one attention worker's latent pool holds in all.
     pub kv_tokens: u64,
+}
+
+impl Limits {
+    /// Most tokens of one sequence that also fit the pool.
+    pub fn longest(&self) -> u64 {
+        u64::from(self.max_seq_len).min(self.kv_tokens)
+    }
 }
 
 /// Whether a token can be made now.

@@ -160,6 +160,7 @@ pub(crate) fn submit_to_wire(submission: &Submission) -> wire::Submit {
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs.filter(|_| submission.prompt_logprobs),
         guide: request.guide.as_ref().map(|guide| wire::Guide { grammar: guide.grammar.to_string(), after: guide.after.clone().into() }),
+        thought: request.thought.as_ref().map(|thought| wire::ThoughtLimit { tokens: thought.tokens, close_ids: thought.close.to_vec() }),
         // 0 means none on the wire, so the last millisecond is rounded up.
         deadline_ms: submission.left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
         warmup: submission.warmup,

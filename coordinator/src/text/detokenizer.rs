@@ -95,10 +95,10 @@ mod tests {
 
     /// T-14: every code point of four bytes, over four tokens and in every cut over fewer: nothing leaks before the last byte.
     #[test]
-    fn four_byte_code_points_never_leak_in_halves() {
+    fn t14_four_byte_code_points_never_leak_in_halves() {
         let tokenizer = demo_tokenizer();
         let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), true);
-        for c in ('\u{10000}'..=char::MAX).step_by(7).chain(['🙂', '\u{10000}', char::MAX]) {
+        for c in '\u{10000}'..=char::MAX {
             let mut buffer = [0; 4];
             let bytes = c.encode_utf8(&mut buffer).as_bytes();
             // The 8 ways to cut 4 bytes into 1..=4 pieces: bit i set = a cut after byte i.
@@ -112,7 +112,7 @@ mod tests {
                         assert_eq!(out.is_empty(), end < 4, "{c:?} cut {cuts:03b}");
                     }
                 }
-                assert_eq!(out, c.to_string());
+                assert!(out.chars().eq([c]), "{c:?} cut {cuts:03b}");
                 assert!(!detokenizer.is_holding());
             }
         }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_tail_is_flushed_once() {
+    fn t14_a_truncated_tail_is_flushed_once() {
         let ids: Vec<u32> = "a🙂".bytes().take(4).map(byte_token).collect();
         let (deltas, joined) = stream(&ids, true);
         assert_eq!(deltas, ["a", "", "", "", "\u{FFFD}"]);

@@ -104,6 +104,12 @@ fn write_block(
 
 fn write_string(out: &mut String, text: &str, ensure_ascii: bool) {
     out.push('"');
+    escape(text, ensure_ascii, out);
+    out.push('"');
+}
+
+/// Appends `text` as it stands inside a JSON string. Character by character, so that pieces join.
+pub fn escape(text: &str, ensure_ascii: bool, out: &mut String) {
     for c in text.chars() {
         match c {
             '"' => out.push_str("\\\""),
@@ -121,7 +127,6 @@ fn write_string(out: &mut String, text: &str, ensure_ascii: bool) {
             c => out.push(c),
         }
     }
-    out.push('"');
 }
 
 fn write_number(out: &mut String, value: &Value) {

@@ -119,7 +119,7 @@ mod tests {
 
     /// T-11: the named cases, over every cut into two and three pieces.
     #[test]
-    fn every_cut_gives_the_text_cut_at_the_first_match() {
+    fn t11_every_cut_gives_the_text_cut_at_the_first_match() {
         let sixty_four = "0123456789abcdef".repeat(4);
         let cases: &[(&[&str], String)] = &[
             (&["own fox"], "The quick brown fox jumps".into()),

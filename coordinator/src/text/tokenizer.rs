@@ -53,6 +53,8 @@ pub struct Tokenizer {
     ends: Vec<u32>,
     /// `special[id]`: dropped by `skip_special_tokens`.
     special: Vec<bool>,
+    /// The most that one token holds, of all bytes and of letters; `None` where a normalizer may shorten a text first.
+    most: Option<(usize, usize)>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -102,7 +104,12 @@ impl Tokenizer {
             ends.push(u32::try_from(blob.len()).unwrap_or(u32::MAX));
             special.push(added.get(&id).is_some_and(|token| token.special));
         }
-        Ok(Self { inner, blob, ends, special })
+        let mut tokenizer = Self { inner, blob, ends, special, most: None };
+        if tokenizer.inner.get_normalizer().is_none() {
+            let most = |count: fn(&[u8]) -> usize| (0..size).map(|id| count(tokenizer.bytes(id))).max().unwrap_or(0).max(1);
+            tokenizer.most = Some((most(<[u8]>::len), most(letters)));
+        }
+        Ok(tokenizer)
     }
 
     /// Number of ids the tokenizer knows (the model's vocabulary may be padded beyond it).
@@ -120,6 +127,13 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, add_special).map_err(|e| TokenizerError::Encode(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// How many tokens `text` has at least, by its bytes alone: a text that is far too long needs no tokenizing to be refused.
+    pub fn least_tokens(&self, text: &str) -> u64 {
+        let (bytes, of_letters) = self.most.unwrap_or((usize::MAX, usize::MAX));
+        // Vocabularies have long tokens of white space and dashes; of letters none is as long.
+        text.len().div_ceil(bytes).max(letters(text.as_bytes()).div_ceil(of_letters)) as u64
     }
 
     /// The bytes `id` stands for; empty for an id that has no token (padding of the vocabulary).
@@ -171,6 +185,11 @@ impl Tokenizer {
     pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
+}
+
+/// Bytes that are letters, digits, or parts of characters beyond ASCII.
+fn letters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|b| b.is_ascii_alphanumeric() || !b.is_ascii()).count()
 }
 
 /// GPT-2's printable alphabet: 256 characters that stand for the 256 byte values in a vocabulary file.
@@ -255,7 +274,9 @@ mod tests {
     fn long_runs_are_encoded_or_refused_but_never_panic() {
         let t = demo_tokenizer();
         for text in [" ".repeat(100_000), "a".repeat(100_000), "\n \n".repeat(30_000), "🙂".repeat(20_000)] {
+            assert!(t.least_tokens(&text) > 1000);
             if let Ok(ids) = t.encode(&text, false) {
+                assert!(t.least_tokens(&text) <= ids.len() as u64);
                 assert_eq!(t.decode(&ids, false), text);
             }
         }
@@ -266,6 +287,7 @@ mod tests {
         fn any_text_survives_the_round_trip(text in "\\PC{0,80}") {
             let t = demo_tokenizer();
             let ids = t.encode(&text, false).unwrap();
+            prop_assert!(t.least_tokens(&text) <= ids.len() as u64);
             prop_assert_eq!(t.decode(&ids, false), text);
         }
 

@@ -78,6 +78,16 @@ pub struct Guide {
     #[prost(bytes = "vec", tag = "2")]
     pub after: ::prost::alloc::vec::Vec<u8>,
 }
+/// A thought that ends when it has had its tokens.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ThoughtLimit {
+    /// most of them before it is closed
+    #[prost(uint32, tag = "1")]
+    pub tokens: u32,
+    /// what closes it: generated in this order where the model has not done so by then; not empty
+    #[prost(uint32, repeated, tag = "2")]
+    pub close_ids: ::prost::alloc::vec::Vec<u32>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Submit {
     /// unique per coordinator life; one sequence
@@ -113,6 +123,9 @@ pub struct Submit {
     /// emitted_ids are part of what it holds
     #[prost(message, optional, tag = "12")]
     pub guide: ::core::option::Option<Guide>,
+    /// of the thought that the prompt has opened; emitted_ids count
+    #[prost(message, optional, tag = "13")]
+    pub thought: ::core::option::Option<ThoughtLimit>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {

@@ -4,7 +4,7 @@
 //! strings as they are and all other values as JSON. The arguments of a `strict` function fit its schema; of others only the frame is
 //! held. A schema that cannot be held to in this notation is refused.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tandem_grammar::Grammar;
 use tandem_grammar::source::{alternatives, lexeme};
 
@@ -22,6 +22,8 @@ const ANY_VALUE: &str = r"/(?s:.*)<\/arg_value>/";
 /// Keywords of a strict function's schema that the notation can hold to.
 const OBJECT_WORDS: [&str; 11] =
     ["type", "properties", "required", "additionalProperties", "$defs", "definitions", "description", "title", "$schema", "$id", "default"];
+/// Keywords that are conditions of a string.
+const STRING_WORDS: [&str; 3] = ["minLength", "maxLength", "pattern"];
 /// Keywords that say nothing about a value.
 const SILENT: [&str; 7] = ["description", "title", "default", "examples", "$comment", "nullable", "deprecated"];
 
@@ -149,19 +151,35 @@ impl Lark {
             if texts.iter().any(|text| text.contains(VALUE_END)) {
                 return Err(refuse(path, "an allowed value holds the notation's own tag"));
             }
-            return Ok(format!("{} \"{VALUE_END}\"", lexeme(&alternatives(&texts)).map_err(|why| refuse(path, &why))?));
+            return self.whole(&alternatives(&texts), path);
         }
         if is_plain(resolved, root, 0) {
             return Ok(self.rule("[lazy]", ANY_VALUE));
         }
+        if let Some((strings, others)) = alternatives_of(resolved, root) {
+            let mut all = Vec::new();
+            for schema in strings {
+                all.push(self.value(&schema, root, path)?);
+            }
+            if !others.is_empty() {
+                all.push(self.whole(&others.join("|"), path)?);
+            }
+            return Ok(format!("({})", all.join(" | ")));
+        }
         if kinds != Kinds::STRING {
             return Err(refuse(
                 path,
-                "a value that may be a string or something else can only be held to types without further conditions",
+                "a value that may be a string or something else can only be held to types without further conditions (but for a string beside null, booleans and numbers)",
             ));
         }
         let limits = self.limits(resolved, path)?;
         Ok(self.rule("[lazy]", &limits))
+    }
+
+    /// A value that matches `regex`, with the tag behind it, as one terminal: beside others that go on where it ends, two would not do.
+    fn whole(&mut self, regex: &str, path: &str) -> Result<String, ApiError> {
+        let whole = lexeme(&format!("(?:{regex}){VALUE_END}")).map_err(|why| refuse(path, &why))?;
+        Ok(self.rule("[lazy]", &whole))
     }
 
     /// A string's conditions as one terminal, up to the tag behind it.
@@ -187,8 +205,8 @@ impl Lark {
             let inner = if back.is_empty() { inner.strip_suffix('$').unwrap_or(inner) } else { inner };
             all.push(lexeme(&format!("{front}(?:{inner}){back}")).map_err(|why| refuse(path, &why))?);
         }
-        let known = ["type", "minLength", "maxLength", "pattern"];
-        if let Some(word) = object.keys().find(|word| !known.contains(&word.as_str()) && !SILENT.contains(&word.as_str())) {
+        let known = |word: &str| word == "type" || STRING_WORDS.contains(&word) || SILENT.contains(&word);
+        if let Some(word) = object.keys().find(|word| !known(word)) {
             return Err(refuse(path, &format!("\"{word}\" cannot be enforced for a string argument")));
         }
         let name = format!("T{}", self.fresh());
@@ -210,18 +228,60 @@ impl Lark {
     }
 }
 
-/// The schema behind references.
+/// The schema behind references, and behind an `allOf` of one.
 fn follow<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let mut at = schema;
     for _ in 0..16 {
-        match at.get("$ref").and_then(Value::as_str).and_then(|target| resolve(target, root)) {
-            Some(target) if at.as_object().is_some_and(|o| o.keys().all(|word| word == "$ref" || SILENT.contains(&word.as_str()))) => {
-                at = target;
-            }
-            _ => break,
+        let only = |word: &str| at.as_object().is_some_and(|o| o.keys().all(|other| other == word || SILENT.contains(&other.as_str())));
+        let behind = match (at.get("$ref").and_then(Value::as_str), at.get("allOf").and_then(Value::as_array).map(Vec::as_slice)) {
+            (Some(target), None) if only("$ref") => resolve(target, root),
+            (None, Some([one])) if only("allOf") => Some(one),
+            _ => None,
+        };
+        match behind {
+            Some(behind) => at = behind,
+            None => break,
         }
     }
     at
+}
+
+/// A value's alternatives, where they can be held to one by one: schemas of strings alone, and regular expressions of the plain types beside
+/// them. A plain type takes whatever JSON of it the text happens to be, so that a text that is both fits either way.
+fn alternatives_of(schema: &Value, root: &Value) -> Option<(Vec<Value>, Vec<&'static str>)> {
+    let object = schema.as_object()?;
+    let loud = |word: &&String| !SILENT.contains(&word.as_str());
+    let list: Vec<Value> = match object.get("type") {
+        // Conditions of a string say nothing about other types.
+        Some(Value::Array(names)) if object.keys().filter(loud).all(|word| word == "type" || STRING_WORDS.contains(&word.as_str())) => {
+            let of = |name: &Value| match name.as_str() {
+                Some("string") => {
+                    let mut own = object.clone();
+                    own.insert("type".into(), name.clone());
+                    Value::Object(own)
+                }
+                _ => json!({"type": name}),
+            };
+            names.iter().map(of).collect()
+        }
+        None if object.keys().filter(loud).all(|word| word == "anyOf") => object.get("anyOf")?.as_array()?.clone(),
+        _ => return None,
+    };
+    let (mut strings, mut others) = (Vec::new(), Vec::new());
+    for one in list {
+        match Kinds::of_schema(&one, root) {
+            Kinds::STRING => strings.push(one),
+            kinds if is_plain(&one, root, 0) => others.push(match kinds {
+                Kinds::NULL => "null",
+                Kinds::BOOLEAN => "true|false",
+                Kinds::INTEGER => "-?(0|[1-9][0-9]*)",
+                Kinds::NUMBER => r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
+                _ => return None,
+            }),
+            _ => return None,
+        }
+    }
+    (!strings.is_empty()).then_some((strings, others))
 }
 
 /// The texts of a schema that lists its values, as they stand between the tags.
@@ -259,124 +319,4 @@ fn refuse(path: &str, why: &str) -> ApiError {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::text::fixtures::demo_vocabulary;
-
-    fn strict(parameters: Value) -> Tools {
-        let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}});
-        Tools::chat(Some(vec![tool]), Some(&json!("required")), None).unwrap()
-    }
-
-    /// Whether the grammar takes `text` as a whole.
-    fn takes(asked: &Asked, text: &str) -> bool {
-        let mut matcher = demo_vocabulary().compile(&asked.grammar.to_text()).unwrap();
-        for byte in text.bytes() {
-            let id = crate::text::fixtures::byte_token(byte);
-            if !matcher.mask().unwrap().is_none_or(|mask| mask.allows(id)) || matcher.accept(id).is_err() {
-                return false;
-            }
-        }
-        matcher.mask().unwrap().is_none_or(|mask| mask.may_end)
-    }
-
-    fn call(arguments: &[(&str, &str)]) -> String {
-        let pairs: String = arguments.iter().map(|(k, v)| format!("<arg_key>{k}</arg_key><arg_value>{v}</arg_value>")).collect();
-        format!("<tool_call>f{pairs}</tool_call>")
-    }
-
-    #[test]
-    fn strict_arguments_fit_their_schema() {
-        let schema = json!({
-            "type": "object",
-            "$defs": {"unit": {"enum": ["C", "F"]}, "count": {"type": "integer", "minimum": 1}},
-            "properties": {
-                "city": {"type": "string"},
-                "unit": {"$ref": "#/$defs/unit"},
-                "days": {"$ref": "#/$defs/count"},
-                "note": {"type": ["string", "null"]},
-                "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
-                "near": {"type": "string", "minLength": 2, "maxLength": 4},
-            },
-            "required": ["city", "unit"],
-            "additionalProperties": false,
-        });
-        let asked = build(None, &strict(schema)).unwrap().unwrap();
-        let good = [
-            call(&[("city", "New\nYork <b>"), ("unit", "C")]),
-            call(&[("city", ""), ("unit", "F"), ("days", "3"), ("note", "x"), ("code", "DE"), ("near", "abc")]),
-            call(&[("city", "a"), ("unit", "C")]) + &call(&[("city", "b"), ("unit", "F")]),
-        ];
-        for text in good {
-            assert!(takes(&asked, &text), "{text}");
-        }
-        let bad = [
-            "hello".to_owned(),
-            call(&[]),
-            call(&[("unit", "C"), ("city", "a")]),
-            call(&[("city", "a"), ("unit", "K")]),
-            call(&[("city", "a"), ("unit", "C"), ("days", "0")]),
-            call(&[("city", "a"), ("unit", "C"), ("days", "\"3\"")]),
-            call(&[("city", "a"), ("unit", "C"), ("code", "de")]),
-            call(&[("city", "a"), ("unit", "C"), ("near", "abcde")]),
-            call(&[("city", "a"), ("unit", "C"), ("more", "x")]),
-            call(&[("city", "a"), ("unit", "C")]) + "text",
-        ];
-        for text in bad {
-            assert!(!takes(&asked, &text), "{text}");
-        }
-    }
-
-    #[test]
-    fn text_may_surround_strict_calls_where_none_is_forced() {
-        let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}});
-        let tools = Tools::chat(Some(vec![tool]), None, None).unwrap();
-        let asked = build(None, &tools).unwrap().unwrap();
-        for text in ["", "just text <b>", &call(&[("n", "5")]), &format!("a{}b{}c", call(&[("n", "5")]), call(&[("n", "6")]))] {
-            assert!(takes(&asked, text), "{text}");
-        }
-        for text in ["<tool_call>g</tool_call>", "<tool_call>", &call(&[("n", "x")]), &call(&[])] {
-            assert!(!takes(&asked, text), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_form_and_tools_are_alternatives() {
-        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}});
-        let form = Form { kind: super::super::form::Kind::Json(json!({"type": "object"})), field: "response_format".into() };
-        let auto = Tools::chat(Some(vec![tool.clone()]), None, None).unwrap();
-        assert!(build(None, &auto).unwrap().is_none(), "nothing to hold to");
-        let asked = build(Some(&form), &auto).unwrap().unwrap();
-        for text in ["{\"x\": 1}", &call(&[("a", "anything")])] {
-            assert!(takes(&asked, text), "{text}");
-        }
-        for text in ["hello", "5", &call(&[("b", "1")])] {
-            assert!(!takes(&asked, text), "{text}");
-        }
-        let none = Tools::chat(Some(vec![tool]), Some(&json!("none")), None).unwrap();
-        assert!(takes(&build(Some(&form), &none).unwrap().unwrap(), "{}"));
-    }
-
-    #[test]
-    fn schemas_that_the_notation_cannot_hold_are_refused() {
-        let property = |schema: Value| json!({"type": "object", "properties": {"a": schema}});
-        let cases = [
-            (json!({"type": "object", "anyOf": [{}]}), "tools[0].function.parameters"),
-            (json!({"type": "array"}), "tools[0].function.parameters"),
-            (json!({"type": "object", "required": ["a"]}), "tools[0].function.parameters.required"),
-            (property(json!({"type": "string", "format": "email"})), "tools[0].function.parameters.properties.a"),
-            (property(json!({"type": "string", "pattern": "("})), "tools[0].function.parameters.properties.a"),
-            (property(json!({"type": ["string", "integer"], "minimum": 3})), "tools[0].function.parameters.properties.a"),
-            (property(json!({"enum": ["</arg_value>"]})), "tools[0].function.parameters.properties.a"),
-        ];
-        for (schema, param) in cases {
-            let Err(error) = build(None, &strict(schema.clone())) else { panic!("{schema} was taken") };
-            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{schema}");
-        }
-        // What only the compiler sees is refused there.
-        let asked = build(None, &strict(property(json!({"type": "array", "uniqueItems": true})))).unwrap().unwrap();
-        assert!(demo_vocabulary().compile(&asked.grammar.to_text()).is_err());
-    }
-}
+mod tests;

@@ -26,6 +26,7 @@ use crate::api::run::{Run, RunPrompt};
 use crate::api::settings::Settings;
 use crate::api::state::App;
 use crate::api::{ApiError, body};
+use crate::engine::ThoughtLimit;
 use crate::text::glm::{CLOSE, prompt_opens_reasoning};
 use crate::text::{AnswerFormat, ChatTemplate};
 pub use form::Form;
@@ -103,7 +104,7 @@ pub async fn begin(
     request_id: String,
 ) -> Result<Run, ApiError> {
     let field = conversation.field;
-    let (tools, form) = (conversation.tools.clone(), conversation.form.clone());
+    let (tools, form, budget) = (conversation.tools.clone(), conversation.form.clone(), conversation.thinking.budget());
     let renderer = Arc::clone(app);
     let prompt = body::off_thread(size, move || render(&renderer, conversation)).await?;
     let opened = prompt_opens_reasoning(&prompt);
@@ -120,7 +121,9 @@ pub async fn begin(
         // What is held to a grammar is held to it behind the reasoning alone.
         calls_in_reasoning: guide.is_none(),
     };
-    let ids = app.encode(prompt.clone(), false).await?;
+    let ids = app.encode_prompt(field, prompt.clone(), false).await?;
+    let close = |tokens| Ok::<_, ApiError>(ThoughtLimit { tokens, close: app.close_of_thought()? });
+    let thought = budget.filter(|_| opened).map(close).transpose()?;
     let prompts = vec![RunPrompt { ids, text: prompt }];
-    start::start(app, start::Plan { settings, prompts, field, format: Some(format), guide, request_id })
+    start::start(app, start::Plan { settings, prompts, field, format: Some(format), guide, thought, request_id })
 }

@@ -9,7 +9,7 @@ use crate::api::choice::{Choice, ChoiceOptions};
 use crate::api::run::{Run, RunPrompt};
 use crate::api::settings::Settings;
 use crate::api::state::App;
-use crate::engine::{GenerateRequest, Guide};
+use crate::engine::{GenerateRequest, Guide, ThoughtLimit};
 use crate::text::AnswerFormat;
 use crate::text::glm::CLOSE;
 
@@ -25,6 +25,8 @@ pub struct Plan<'a> {
     pub format: Option<AnswerFormat>,
     /// What the sampler is held to.
     pub guide: Option<Guide>,
+    /// How long the thought may be that the prompt has opened.
+    pub thought: Option<ThoughtLimit>,
     /// `X-Request-Id`.
     pub request_id: String,
 }
@@ -59,9 +61,8 @@ pub async fn guide(app: &Arc<App>, asked: Asked, behind_reasoning: bool, setting
 
 /// Admits all sequences of a request, or none.
 pub fn start(app: &App, plan: Plan<'_>) -> Result<Run, ApiError> {
-    let Plan { settings, prompts, field, format, guide, request_id } = plan;
-    let limits = app.limits()?;
-    let limit = u64::from(limits.max_seq_len).min(limits.kv_tokens);
+    let Plan { settings, prompts, field, format, guide, thought, request_id } = plan;
+    let limit = app.limits()?.longest();
     for prompt in &prompts {
         let length = prompt.ids.len() as u64;
         if length == 0 {
@@ -103,6 +104,7 @@ pub fn start(app: &App, plan: Plan<'_>) -> Result<Run, ApiError> {
             logprobs: settings.logprobs,
             prompt_logprobs: settings.prompt_logprobs,
             guide: guide.clone(),
+            thought: thought.clone(),
             deadline: None,
             request_id: request_id.clone(),
         }));

@@ -29,6 +29,7 @@ pub struct ChatFields {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     thinking: Option<Value>,
+    thinking_token_budget: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
@@ -44,12 +45,14 @@ impl ChatFields {
                 return Err(ApiError::invalid(param.clone(), format!("{param} is a field of the request itself")));
             }
         }
-        let thinking = Thinking::effort(self.reasoning_effort.as_deref(), "reasoning_effort")?;
+        let thinking = Thinking::effort(self.reasoning_effort.as_deref(), "reasoning_effort")?
+            .with_object(self.thinking.as_ref())?
+            .with_budget(self.thinking_token_budget.as_ref(), "thinking_token_budget")?;
         Ok(Conversation {
             messages: Message::chat(self.messages),
             field: "messages",
             tools: Tools::chat(self.tools, self.tool_choice.as_ref(), self.parallel_tool_calls)?,
-            thinking: thinking.with_object(self.thinking.as_ref())?.with_kwargs(&kwargs),
+            thinking: thinking.with_kwargs(&kwargs),
             kwargs,
             form: None,
             add_generation_prompt: self.add_generation_prompt,

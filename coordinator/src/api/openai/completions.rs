@@ -62,7 +62,7 @@ pub async fn handle(
         Some(form) => Some(guide(&app, form.grammar(), false, &settings).await?),
         None => None,
     };
-    let mut run = start(&app, Plan { settings: &settings, prompts, field: "prompt", format: None, guide, request_id })?;
+    let mut run = start(&app, Plan { settings: &settings, prompts, field: "prompt", format: None, guide, thought: None, request_id })?;
 
     let mut answer = Answer::new(&app, settings, echo, prompt_only, wants_prompt_logprobs);
     if answer.settings.stream {
@@ -111,7 +111,7 @@ async fn prompts(app: &App, own: CompletionOnly) -> Result<Vec<RunPrompt>, ApiEr
     for (i, prompt) in list.into_iter().enumerate() {
         let field = if several { format!("prompt[{i}]") } else { "prompt".to_owned() };
         let prompt = match prompt {
-            Prompt::Text(text) => RunPrompt { ids: app.encode(text.clone(), add_special).await?, text },
+            Prompt::Text(text) => RunPrompt { ids: app.encode_prompt(&field, text.clone(), add_special).await?, text },
             Prompt::Ids(ids) => {
                 let ids: Result<Vec<u32>, ApiError> =
                     ids.into_iter().enumerate().map(|(k, id)| settings::token_id(id, app.model.vocab, &field, k)).collect();

@@ -31,7 +31,7 @@ async fn chat_splits_reasoning_from_content() {
 
 /// The prompt that reaches the engine is the reference's, token for token (T-22: one [gMASK], one <sop>).
 #[tokio::test]
-async fn golden_conversations_reach_the_engine_exactly() {
+async fn t22_golden_conversations_reach_the_engine_exactly() {
     let (addr, mut worker) = server().await;
     for case in demo_goldens()["cases"].as_array().unwrap() {
         let mut body = json!({"messages": case["messages"]});
@@ -214,4 +214,35 @@ async fn t21_efforts_and_history() {
     let tokens = post(addr, "/tokenize", open).await.json()["tokens"].clone();
     let prompt = post(addr, "/detokenize", json!({"tokens": tokens})).await.json()["prompt"].clone();
     assert!(prompt.as_str().unwrap().ends_with("</think>The answer"), "{prompt}");
+}
+
+/// A budget of thought reaches the engine with what closes it, where there is a thought at all.
+#[tokio::test]
+async fn a_thought_has_its_budget() {
+    let (addr, mut worker) = server().await;
+    let enabled = |budget: u32| json!({"thinking": {"type": "enabled", "budget_tokens": budget}, "max_tokens": 50});
+    let messages = |extra: Value| {
+        let mut body = chat(extra);
+        body["model"] = json!("demo");
+        ("/v1/messages", body)
+    };
+    let completions = |extra: Value| ("/v1/chat/completions", chat(extra));
+    let cases = [
+        (completions(enabled(7)), Some(7)),
+        (completions(json!({"thinking_token_budget": 9})), Some(9)),
+        (completions(json!({"thinking": {"type": "adaptive"}})), None),
+        (completions(json!({"thinking_token_budget": 9, "reasoning_effort": "none"})), None),
+        (messages(enabled(1024)), Some(1024)),
+        (messages(json!({"max_tokens": 50})), None),
+    ];
+    for ((path, body), want) in cases {
+        let reply = tokio::spawn(post(addr, path, body.clone()));
+        let generation = worker.next().await.unwrap();
+        let thought = generation.request.thought.as_ref().map(|thought| (thought.tokens, thought.close.to_vec()));
+        assert_eq!(thought, want.map(|tokens| (tokens, vec![demo_tokenizer().token_id("</think>").unwrap()])), "{path} {body}");
+        speak(&generation, &[100], 1, STOP);
+        assert_eq!(reply.await.unwrap().status, 200);
+    }
+    let error = post(addr, "/v1/chat/completions", chat(json!({"thinking": {"type": "enabled", "budget_tokens": -1}}))).await.error();
+    assert_eq!(error["param"], "thinking.budget_tokens");
 }

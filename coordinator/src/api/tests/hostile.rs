@@ -7,7 +7,7 @@ use crate::engine::Finish;
 
 const FIELDS: &str = "model stream stream_options n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p \
     frequency_penalty presence_penalty repetition_penalty seed stop stop_token_ids include_stop_str_in_output ignore_eos \
-    skip_special_tokens logit_bias prompt_logprobs return_token_ids return_tokens_as_token_ids response_format guided_json guided_regex guided_choice guided_grammar structured_outputs thinking parallel_tool_calls max_output_tokens \
+    skip_special_tokens logit_bias prompt_logprobs return_token_ids return_tokens_as_token_ids response_format guided_json guided_regex guided_choice guided_grammar structured_outputs thinking thinking_token_budget parallel_tool_calls max_output_tokens \
     use_beam_search messages tools tool_choice logprobs top_logprobs reasoning_effort chat_template_kwargs add_generation_prompt \
     continue_final_message prompt echo best_of suffix add_special_tokens unheard_of";
 

@@ -40,7 +40,7 @@ async fn cancelled(generation: &mut ScriptedGeneration) {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_all_its_sequences() {
+async fn t18_a_client_that_leaves_cancels_all_its_sequences() {
     for path in ["/v1/chat/completions", "/v1/completions"] {
         for stream in [false, true] {
             for phase in [Phase::Queued, Phase::Prefill, Phase::Decode] {

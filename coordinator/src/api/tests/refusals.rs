@@ -46,6 +46,12 @@ async fn t01_t03_prompts_that_cannot_fit() {
     let reply = post(addr, CHAT, json!({"messages": [{"role": "user", "content": long}]})).await;
     assert_eq!((reply.status, reply.error()["code"].as_str()), (400, Some("context_length_exceeded")));
     assert_eq!(post(addr, COMPLETIONS, completion(json!({}))).await.status, 200);
+    // Refused by its bytes alone: what no tokenizer has to see.
+    let huge = "word ".repeat(200_000);
+    let error = post(addr, COMPLETIONS, completion(json!({"prompt": huge}))).await.error();
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("prompt is too long: at least ") && message.contains("(1000000 bytes) > 4095 maximum"), "{message}");
+    assert_eq!((error["param"].as_str(), error["code"].as_str()), (Some("prompt"), Some("context_length_exceeded")));
     // The last token that fits is made, and then it is the length that ends it.
     let reply = post(addr, COMPLETIONS, completion(json!({"prompt": ids(4095), "max_tokens": 50}))).await;
     assert_eq!(reply.json()["choices"][0]["finish_reason"], "length");

@@ -24,7 +24,7 @@ fn join(chunks: &[Value]) -> (String, String, Vec<String>) {
 
 /// T-11, T-14, T-15 and T-16 at once, over step sizes: a stream is the answer in pieces.
 #[tokio::test]
-async fn streams_equal_whole_answers() {
+async fn t11_t14_t15_t16_streams_equal_whole_answers() {
     let texts = ["thought 🙂</think>The quick brown fox", "a</think>", "never closed <", "é🙂</think>x\nUser: y", ""];
     let stops = [json!(null), json!("own fox"), json!(["\nUser:", "🙂"]), json!(["</think>"]), json!("fox jumps")];
     for text in texts {
@@ -122,7 +122,7 @@ async fn choices_interleave_under_their_own_index() {
 
 /// T-17, in small: headers before prefill, comments in silence, then the answer.
 #[tokio::test]
-async fn silence_is_filled_with_comments() {
+async fn t17_silence_is_filled_with_comments() {
     let (addr, mut worker) = server_with(|p| p.options.keep_alive = Duration::from_millis(20)).await;
     let mut stream = open(addr, "/v1/chat/completions", &chat(json!({"stream": true}))).await;
     let generation = worker.next().await.unwrap();

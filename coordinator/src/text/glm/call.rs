@@ -7,8 +7,9 @@
 use std::sync::Arc;
 
 use super::tools::{Bare, bare_key};
-use super::value::{escape, to_json};
+use super::value::to_json;
 use super::{CALL, Kinds, Part, ToolSet, begins, overlap};
+use crate::text::json::escape;
 
 const END: &str = "</tool_call>";
 const KEY: &str = "<arg_key>";
@@ -195,7 +196,7 @@ impl Call {
     /// The next member of the object, as far as `json` goes.
     fn open(&mut self, key: &str, json: &str, out: &mut Vec<Part>) {
         let mut text = String::from(if self.keys.is_empty() { "{\"" } else { ",\"" });
-        escape(key, &mut text);
+        escape(key, false, &mut text);
         text.push_str("\":");
         text.push_str(json);
         self.keys.push(key.to_owned());
@@ -210,7 +211,7 @@ impl Call {
 /// The next piece of a string's inside.
 fn string(text: &str, out: &mut Vec<Part>) {
     let mut json = String::with_capacity(text.len());
-    escape(text, &mut json);
+    escape(text, false, &mut json);
     Part::Arguments(json).join(out);
 }
 

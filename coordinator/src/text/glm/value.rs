@@ -7,6 +7,7 @@
 use serde::de::IgnoredAny;
 
 use super::Kinds;
+use crate::text::json::escape;
 
 /// JSON of `text` for an argument of these types.
 pub fn to_json(text: &str, kinds: Kinds) -> String {
@@ -58,27 +59,9 @@ fn kind(text: &str) -> Option<Kinds> {
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
-    escape(text, &mut out);
+    escape(text, false, &mut out);
     out.push('"');
     out
-}
-
-/// Appends `text` as it stands inside a JSON string. Character by character, so that pieces join.
-pub fn escape(text: &str, out: &mut String) {
-    use std::fmt::Write as _;
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if (c as u32) < 0x20 => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ fn render(source: &str, context: Json) -> Result<String, TemplateError> {
 
 /// T-22 and row 2 of the life of a token: text and ids of every golden conversation.
 #[test]
-fn goldens_render_and_tokenize_exactly() {
+fn t22_goldens_render_and_tokenize_exactly() {
     let (template, tokenizer) = (demo_template(), demo_tokenizer());
     assert!(template.reads_parts());
     let goldens = demo_goldens();
