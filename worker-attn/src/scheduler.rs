@@ -13,6 +13,9 @@
 //! * Pages are taken as they are needed. When none is free, the latest arrival gives up its state and waits (`engine/parking.rs` says what
 //!   becomes of it). The earliest sequence is never preempted, so something always finishes; one that was preempted keeps its place in
 //!   the order of arrival, and nobody who came later joins before it.
+//! * Of sequences with the same prompt (a *group*, as the caller names it) that arrive together, one computes it and the others follow: they
+//!   join, take no rows, and get a copy of its state when it has computed its last known token ([`Scheduler::followers`]). A leader that
+//!   goes leaves its place to the first of them.
 //! * A waiting sequence joins only when the pages of its known tokens are free *and* not already promised to a running prefill.
 
 /// What there is to share out.
@@ -55,6 +58,10 @@ struct Entry {
     points: Vec<usize>,
     /// It has made room before.
     returned: bool,
+    /// Sequences of one group have the same prompt.
+    group: Option<u64>,
+    /// The running sequence whose state it is to get a copy of; until then it has none.
+    follows: Option<u64>,
 }
 
 impl Entry {
@@ -145,16 +152,55 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// A sequence of `tokens` known tokens arrives. The caller has checked that it can ever fit.
-    pub fn submit(&mut self, id: u64, tokens: usize) {
+    /// A sequence of `tokens` known tokens arrives. The caller has checked that it can ever fit. Those of one `group` have the same
+    /// tokens.
+    pub fn submit(&mut self, id: u64, tokens: usize, group: Option<u64>) {
         self.arrivals += 1;
-        self.waiting.push(Entry { id, arrival: self.arrivals, tokens, computed: 0, pages: 0, points: Vec::new(), returned: false });
+        self.waiting.push(Entry {
+            id,
+            arrival: self.arrivals,
+            tokens,
+            computed: 0,
+            pages: 0,
+            points: Vec::new(),
+            returned: false,
+            group,
+            follows: None,
+        });
     }
 
     /// A sequence ends (finished, cancelled, failed); what it held is free.
     pub fn remove(&mut self, id: u64) {
         self.waiting.retain(|e| e.id != id);
         self.running.retain(|e| e.id != id);
+        let mut heir = None;
+        for e in self.running.iter_mut().filter(|e| e.follows == Some(id)) {
+            e.follows = heir;
+            heir.get_or_insert(e.id);
+        }
+    }
+
+    /// Those that wait for a copy of this sequence's state, in order of arrival.
+    pub fn followers(&self, id: u64) -> Vec<u64> {
+        self.running.iter().filter(|e| e.follows == Some(id)).map(|e| e.id).collect()
+    }
+
+    /// The running sequence whose state another one waits to get a copy of.
+    pub fn leader_of(&self, id: u64) -> Option<u64> {
+        self.running.iter().find(|e| e.id == id)?.follows
+    }
+
+    /// The leader of a follower has computed all that the two have in common, and its state was `copied`. `true` if the pages suffice: it has
+    /// all its known tokens computed then. Otherwise it computes them itself.
+    pub fn fork(&mut self, id: u64, copied: bool) -> bool {
+        let free = self.free_pages();
+        let Some(e) = self.running.iter_mut().find(|e| e.id == id) else { return false };
+        let pages = self.capacity.pages_for(e.tokens);
+        if e.follows.take().is_none() || !copied || pages > free {
+            return false;
+        }
+        (e.computed, e.pages) = (e.tokens, pages);
+        true
     }
 
     /// Rows of a step were computed, and `sampled` further tokens are known.
@@ -195,7 +241,7 @@ impl Scheduler {
         for decode in [true, false] {
             for (rows, e) in rows.iter_mut().zip(&self.running) {
                 let chunk = e.chunk(self.capacity.prefill_chunk);
-                if (e.pending() == 1) == decode && chunk <= *budget {
+                if e.follows.is_none() && (e.pending() == 1) == decode && chunk <= *budget {
                     *rows = chunk;
                     *budget -= chunk;
                 }
@@ -226,8 +272,17 @@ impl Scheduler {
             // One that made room comes back when the others can go on for a while, lest it make room again at once.
             let slack = if next.returned { self.running.len() } else { 0 };
             let whole = (self.capacity.pages_for(next.tokens + 1) + slack).min(self.capacity.pages);
-            if *budget == 0 || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
+            let leader = self.leader(next);
+            if (*budget == 0 && leader.is_none()) || self.running.len() == self.capacity.slots || whole > self.unpromised_pages() {
                 return;
+            }
+            if leader.is_some() {
+                let follower = Entry { follows: leader, ..self.waiting.remove(0) };
+                plan.admitted.push(follower.id);
+                let at = self.running.partition_point(|r| r.arrival < follower.arrival);
+                self.running.insert(at, follower);
+                rows.insert(at, 0);
+                continue;
             }
             let Start { computed, points } = start(next.id);
             let begun = Entry { computed: computed.min(next.tokens.saturating_sub(1)), points, ..next.clone() };
@@ -247,8 +302,21 @@ impl Scheduler {
         }
     }
 
+    /// A running sequence of the same group, before the waiting one in order of arrival, that has not computed its prompt yet.
+    fn leader(&self, waiting: &Entry) -> Option<u64> {
+        let group = waiting.group?;
+        let leads = |e: &&Entry| {
+            e.group == Some(group)
+                && e.follows.is_none()
+                && e.tokens == waiting.tokens
+                && e.computed < e.tokens
+                && e.arrival < waiting.arrival
+        };
+        self.running.iter().find(leads).map(|e| e.id)
+    }
+
     fn wait_again(&mut self, mut e: Entry) {
-        (e.computed, e.pages, e.returned) = (0, 0, true);
+        (e.computed, e.pages, e.returned, e.follows) = (0, 0, true, None);
         e.points.clear();
         let at = self.waiting.partition_point(|w| w.arrival < e.arrival);
         self.waiting.insert(at, e);

@@ -289,3 +289,99 @@ proptest! {
         any_geometry(reference(), seed, chunk, &prompts[..2], spacing);
     }
 }
+
+/// The choices of one request: one prompt, as many seeds.
+fn choices(n: u32, max_tokens: usize) -> Vec<Request> {
+    let sampling = |choice| SamplingParams { temperature: 1.1, seed: 7, choice, ..SamplingParams::default() };
+    (0..n).map(|i| Request { logprobs: Some(3), sampling: sampling(i), ..request(u64::from(i), &PROMPT, max_tokens) }).collect()
+}
+
+#[test]
+fn choices_compute_their_prompt_once_and_answer_as_each_alone() {
+    for cached in [false, true] {
+        for max_tokens in [1, 6] {
+            let mut h = match cached {
+                true => Harness::caching(&TINY_B, limits(), 48, CacheOptions::default()),
+                false => Harness::local(&TINY_B, limits(), 48),
+            };
+            // Six choices over four places: the last two come when the prompt is long computed.
+            let all = choices(6, max_tokens);
+            all.iter().for_each(|r| h.submit(r.clone()));
+            let mut rows = Vec::new();
+            while h.engine.counts() != (0, 0) {
+                rows.push(h.step());
+            }
+            let got = h.finish();
+            for r in all {
+                let (id, want) = (r.id, alone(&TINY_B, 48, r));
+                assert_eq!((seen(&got[&id]), got[&id].started), (seen(&want), 1), "choice {id}");
+            }
+            let first: usize = rows.iter().take(5).sum();
+            assert_eq!(first, 200, "the first four compute it once, in five chunks: {rows:?}");
+            let prompts = if cached { 200 + 8 } else { 2 * 200 };
+            let least = prompts + 6 * (max_tokens - 1);
+            assert!((least..=least + 8).contains(&rows.iter().sum()), "{rows:?}, least {least}");
+            h.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn a_choice_whose_leader_goes_computes_the_prompt_itself() {
+    let mut h = Harness::local(&TINY_B, limits(), 48);
+    choices(3, 5).into_iter().for_each(|r| h.submit(r));
+    h.step();
+    h.step();
+    h.engine.cancel(0);
+    h.step();
+    h.engine.cancel(2);
+    let got = h.finish();
+    assert_eq!((&got[&0].end, &got[&2].end, got[&0].tokens.len()), (&Some(End::Cancelled), &Some(End::Cancelled), 0));
+    assert_eq!(seen(&got[&1]), seen(&alone(&TINY_B, 48, choices(3, 5).remove(1))));
+    h.assert_empty();
+}
+
+#[test]
+fn choices_make_room_for_each_other_and_lose_nothing() {
+    // Pages for two sequences and a bit: followers have to make room, and find no pages for their copies.
+    for kv_tokens in [300, 420, 500, 640] {
+        let mut h = Harness::local(&TINY_B, RunnerLimits { kv_tokens, ..limits() }, 48);
+        let all = choices(5, 60);
+        all.iter().for_each(|r| h.submit(r.clone()));
+        let got = h.finish();
+        for r in all {
+            let (id, want) = (r.id, alone(&TINY_B, 48, r));
+            // What was computed anew after making room has other bits, and near ties may fall otherwise: only the first tokens are compared.
+            assert_eq!((got[&id].tokens[0], got[&id].tokens.len(), &got[&id].end), (want.tokens[0], 60, &want.end), "choice {id}");
+        }
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn an_answer_is_learned_while_nobody_waits_and_the_next_turn_goes_on_behind_it() {
+    let turn = |id, tokens: &[u32]| Request { max_tokens: 90, ..ask(id, tokens) };
+    let mut h = Harness::caching(&TINY_B, limits(), 48, CacheOptions { spacing: 64, ..eager() });
+    h.submit(turn(0, &PROMPT[..100]));
+    let first = h.finish().remove(&0).unwrap();
+    assert_eq!(first.end, Some(End::Length));
+    let next = [&PROMPT[..100], &first.tokens, &PROMPT[100..120]].concat();
+    h.submit(turn(2, &next));
+    let second = h.finish().remove(&2).unwrap();
+    assert_eq!(second.cached, Some(176), "190 tokens of the first turn, on the grid");
+    assert_eq!(seen(&second), seen(&alone(&TINY_B, 48, turn(2, &next))));
+    h.assert_empty();
+    // A request puts a lesson off and does not wait for it; it is learned later.
+    h.submit(turn(4, &branch(60, 3)));
+    while h.engine.counts() != (0, 0) {
+        h.step();
+    }
+    h.step();
+    h.submit(turn(6, &branch(61, 4)));
+    assert_eq!(h.engine.counts(), (0, 1));
+    h.finish();
+    let long = [branch(60, 3), h.answers()[&4].tokens.clone(), vec![1; 9]].concat();
+    h.submit(turn(8, &long));
+    assert_eq!(h.finish()[&8].cached, Some(160), "173 tokens");
+    h.assert_empty();
+}

@@ -50,13 +50,13 @@ fn copies_go_on_alike<B: Backend>(model: &Arc<Model<B>>) {
 }
 
 #[test]
-fn cpu_copies() {
+fn t36_cpu_copies() {
     copies_go_on_alike(&common::model(cpu(), &common::preset(Preset::TinyB)));
     copies_go_on_alike(&common::model(cpu(), &common::preset(Preset::Tiny)));
 }
 
 #[test]
-fn reference_copies() {
+fn t36_reference_copies() {
     copies_go_on_alike(&common::model(reference(), &common::preset(Preset::TinyB)));
 }
 

@@ -120,6 +120,11 @@ impl PrefixCache {
         LookUp { lease, points }
     }
 
+    /// Whether there is a point behind `tokens`.
+    pub fn knows(&self, tokens: &[u32]) -> bool {
+        self.tree.find(tokens, tokens.len()).point.is_some_and(|(_, position)| position == tokens.len())
+    }
+
     /// A lease that is not taken.
     pub fn give_back<B: Backend>(pool: &mut StatePool<B>, lease: Lease) {
         pool.release_pages(&lease.pages);

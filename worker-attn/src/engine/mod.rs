@@ -5,6 +5,7 @@
 //! | this file | [`Engine`]: take requests, plan, step, emit, free |
 //! | [`sequence`] | a request and its tokens |
 //! | [`events`] | what is said about it |
+//! | [`lessons`] | answers that the prefix cache learns while nobody waits |
 //! | [`parking`] | what becomes of the state of a sequence that makes room |
 //! | `room` | who gets state, where it comes from, who gives it up |
 //! | [`thread`] | the dedicated thread and its mailbox |
@@ -14,9 +15,12 @@
 //! A sequence ends in exactly one way, with exactly one closing event; everything it held is free before the next step is planned.
 //! State that a failed step left half-updated is freed with its sequence and never continued.
 //!
-//! The prefix cache (`cache/`) is asked when a sequence joins, and fed when a chunk ends at a position that it chose.
+//! The prefix cache (`cache/`) is asked when a sequence joins, and fed when a chunk ends at a position that it chose. Sequences with the same
+//! prompt that arrive together (the choices of one request) compute it once: the first one leads, the others get copies of its state, and
+//! their first tokens are sampled from the same row.
 
 pub mod events;
+pub mod lessons;
 pub mod parking;
 mod room;
 pub mod sequence;
@@ -28,6 +32,7 @@ use tandem_kernels::{Backend, BatchDesc, SampleRow, Sampled};
 use tandem_proto::attn::v1::{ErrorCode, Event, StepEvents};
 
 use self::{
+    lessons::{Lessons, is_lesson},
     parking::{Parking, ParkingOptions},
     sequence::{Purpose, Request, Sequence},
 };
@@ -62,6 +67,7 @@ pub struct Engine<B: Backend, H: Hop<B>> {
     cache: Option<PrefixCache>,
     parking: Parking,
     guides: Guides,
+    lessons: Lessons,
     sink: Sink,
 }
 
@@ -73,7 +79,10 @@ struct Formed {
     samples: Vec<SampleRow>,
     /// For each sample: place in `rows`, and what it is for.
     purposes: Vec<(usize, Purpose)>,
+    /// Those that have rows, in the order of `segments`; then those that follow one of them and sample from its last row.
     rows: Vec<Planned>,
+    /// Where the followers begin in `rows`, and for each the place of its leader.
+    leaders: Vec<usize>,
     /// Rows that must be known to be finite, with their place in `rows`.
     watched: Vec<(usize, Range<usize>)>,
 }
@@ -96,7 +105,16 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         // Where a cut between chunks changes bits, or chunks do not lie on the backend's grid, only the chunks' own ends are the same for all.
         let grid = model.backend().prefill_grid(&model.dims().kda).filter(|grid| chunk.is_multiple_of(*grid)).unwrap_or(chunk);
         let cache = pace.cache.map(|options| PrefixCache::new(options, page_tokens, grid));
-        Self { runner, scheduler, sequences: HashMap::new(), cache, parking: Parking::new(pace.parking), guides: Guides::default(), sink }
+        let lessons = Lessons::new(pace.cache.map(|options| options.spacing), grid);
+        let (sequences, parking, guides) = (HashMap::new(), Parking::new(pace.parking), Guides::default());
+        // Nobody has asked for a lesson, so nobody hears of it.
+        let sink: Sink = Arc::new(move |mut step: StepEvents| {
+            step.events.retain(|event| !is_lesson(event.request_id));
+            if !step.events.is_empty() || step.rows > 0 {
+                sink(step);
+            }
+        });
+        Self { runner, scheduler, sequences, cache, parking, guides, lessons, sink }
     }
 
     /// The same engine, with masks from `guides` (which the service tells the vocabulary).
@@ -111,14 +129,14 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         &self.guides
     }
 
-    /// Sequences that hold state, sequences that do not.
+    /// Requests that hold state, requests that do not.
     pub fn counts(&self) -> (usize, usize) {
-        (self.scheduler.running(), self.scheduler.waiting())
+        if self.lessons.running().is_some() { (0, 0) } else { (self.scheduler.running(), self.scheduler.waiting()) }
     }
 
-    /// Whether no sequence lives here.
+    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
+        self.sequences.is_empty() && self.lessons.is_empty()
     }
 
     /// The runner.
@@ -149,8 +167,35 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             if let Some(text) = sequence.request.guide.take() {
                 sequence.guide = Some(self.guides.guide(text, &sequence.request.emitted));
             }
-            self.scheduler.submit(id, sequence.tokens.len());
+            self.put_lesson_off();
+            let like = |s: &&Sequence| s.group.is_some() && s.generated() == 0 && s.request.prompt == sequence.request.prompt;
+            if let (Some(own), Some(other)) = (&mut sequence.group, self.sequences.values().find(like)) {
+                *own = other.group.unwrap_or(*own);
+            }
+            self.scheduler.submit(id, sequence.tokens.len(), sequence.group);
             self.sequences.insert(id, sequence);
+        }
+    }
+
+    /// Begins to learn an answer, if there is one to be learned.
+    fn begin_lesson(&mut self, now: Instant) {
+        while self.sequences.is_empty() {
+            let Some((id, tokens)) = self.lessons.begin() else { return };
+            if self.cache.as_ref().is_some_and(|cache| cache.knows(&tokens)) {
+                self.lessons.ended(id);
+                continue;
+            }
+            self.scheduler.submit(id, tokens.len(), None);
+            self.sequences.insert(id, Sequence::new(Request::lesson(id, tokens, now)));
+        }
+    }
+
+    /// Somebody waits now.
+    fn put_lesson_off(&mut self) {
+        if let Some(id) = self.lessons.running() {
+            let tokens = self.sequences.get_mut(&id).map(|s| std::mem::take(&mut s.tokens));
+            self.end(id, "lesson");
+            tokens.into_iter().for_each(|tokens| self.lessons.again(tokens));
         }
     }
 
@@ -185,6 +230,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     /// The device failed; the sequences of the step have been ended with an error, the others are intact.
     pub fn step(&mut self, now: Instant) -> Result<usize, StepError> {
         let timer = Instant::now();
+        self.begin_lesson(now);
         let mut out = self.end_overdue(now);
         let (plan, leases) = self.plan();
         let formed = self.apply(plan, leases, &mut out);
@@ -197,7 +243,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         self.emit(std::mem::take(&mut out));
         let sink = Arc::clone(&self.sink);
         let notify = Notify::new(move |id, failure| sink(StepEvents { events: vec![events::failed(id, failure)], rows: 0 }));
-        let Formed { desc, segments, samples, purposes, rows, watched } = formed;
+        let Formed { desc, segments, samples, purposes, rows, leaders, watched } = formed;
         let total = desc.tokens.len();
         let timer = Instant::now();
         let (places, watched): (Vec<usize>, Vec<Range<usize>>) = watched.into_iter().unzip();
@@ -208,7 +254,8 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             Err(StepError::Hop(HopError::Abandoned)) => StepResult { failures: self.runner.hop().failures(), ..StepResult::default() },
             Err(e) => {
                 let told: Vec<usize> = self.runner.hop().failures().iter().map(|f| f.0).collect();
-                for (i, p) in rows.iter().enumerate() {
+                // Followers have no state yet: they are not part of it.
+                for (i, p) in rows[..rows.len() - leaders.len()].iter().enumerate() {
                     self.end(p.id, "error");
                     if !told.contains(&i) {
                         out.push(events::error(p.id, ErrorCode::Internal, format!("the step failed: {e}")));
@@ -223,7 +270,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         }
         let timer = Instant::now();
         self.end_non_finite(&rows, &places, &mut result, &mut out);
-        self.settle(&rows, &purposes, result, &mut out);
+        self.settle(&rows, &leaders, &purposes, result, &mut out);
         (self.sink)(StepEvents { events: out, rows: total as u32 });
         telemetry::phase("emit", timer.elapsed());
         Ok(total)
@@ -241,15 +288,18 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         let max_seq_len = self.runner.limits().max_seq_len;
         let mut formed = Formed::default();
         for p in plan.rows {
+            let begun = self.begun(p.id);
             let Some(s) = self.sequences.get_mut(&p.id) else { continue };
-            let Some(state) = s.state.as_mut() else { continue };
-            let (from, to) = (state.tokens(), state.tokens() + p.rows);
-            if let Err(e) = room::grow(&mut self.cache, &mut self.runner, state, to) {
+            let (from, to) = (s.computed(), s.computed() + p.rows);
+            let grown =
+                begun.and_then(|()| s.state.as_mut().map_or(Ok(()), |state| room::grow(&mut self.cache, &mut self.runner, state, to)));
+            if let Err(e) = grown {
                 // The scheduler counts the same pages, so this is a fault of ours: end the one sequence, keep the others.
                 out.push(events::error(p.id, ErrorCode::Internal, e.to_string()));
                 self.end(p.id, "error");
                 continue;
             }
+            let Some(state) = s.state.as_ref() else { continue };
             let row0 = formed.desc.tokens.len();
             push_segment(&mut formed.desc, state, &s.tokens[from..to]);
             let (request_id, deadline, warmup) = (p.id, s.request.deadline, s.request.warmup);
@@ -262,6 +312,19 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
                 formed.watched.push((formed.rows.len(), row0..row0 + p.rows));
             }
             formed.rows.push(p);
+        }
+        for place in 0..formed.rows.len() {
+            let Planned { id, last, .. } = formed.rows[place];
+            let row = formed.segments[place].rows.end as u32 - 1;
+            for follower in if last { self.scheduler.followers(id) } else { Vec::new() } {
+                let Some(s) = self.sequences.get(&follower) else { continue };
+                if s.wants_token(max_seq_len) {
+                    formed.samples.push(s.next_row(row));
+                    formed.purposes.push((formed.rows.len(), Purpose::Next));
+                }
+                formed.rows.push(Planned { id: follower, rows: 0, last: true, point: false, kept: false });
+                formed.leaders.push(place);
+            }
         }
         let decode = formed.rows.iter().filter(|p| p.rows == 1).count();
         telemetry::rows(decode, formed.desc.tokens.len() - decode);
@@ -281,7 +344,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     }
 
     /// Takes in what a step gave: frees failed sequences, appends tokens, ends what is finished.
-    fn settle(&mut self, rows: &[Planned], purposes: &[(usize, Purpose)], result: StepResult, out: &mut Vec<Event>) {
+    fn settle(&mut self, rows: &[Planned], leaders: &[usize], purposes: &[(usize, Purpose)], result: StepResult, out: &mut Vec<Event>) {
         let mut failed = vec![false; rows.len()];
         for (segment, failure) in result.failures {
             failed[segment] = true;
@@ -291,13 +354,21 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         for ((place, purpose), sampled) in purposes.iter().zip(result.sampled) {
             of[*place].push((*purpose, sampled));
         }
+        for (p, failed) in rows.iter().zip(&failed) {
+            let state = self.sequences.get_mut(&p.id).and_then(|s| s.state.as_mut());
+            if let Some(state) = state.filter(|_| !failed) {
+                state.advance(p.rows);
+            }
+        }
+        // While the leaders have their state: one that is finished gives it back below.
+        let own = rows.len() - leaders.len();
+        for (place, leader) in (own..).zip(leaders) {
+            failed[place] = failed[*leader] || !self.fork(rows[place].id, rows[*leader].id);
+        }
         let (mut prefilled, mut generated) = (0, 0);
         for ((p, sampled), failed) in rows.iter().zip(of).zip(failed) {
             if failed {
                 continue;
-            }
-            if let Some(state) = self.sequences.get_mut(&p.id).and_then(|s| s.state.as_mut()) {
-                state.advance(p.rows);
             }
             prefilled += p.rows;
             let next = sampled.iter().any(|s| s.0 == Purpose::Next);
@@ -375,8 +446,19 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     /// Frees everything a sequence holds.
     fn end(&mut self, id: u64, reason: &'static str) {
         self.scheduler.remove(id);
+        self.lessons.ended(id);
         if let Some(s) = self.sequences.remove(&id) {
-            telemetry::finished(reason);
+            if is_lesson(id) {
+                if reason == "error" {
+                    // The next would fare no better.
+                    self.lessons.forget();
+                }
+            } else {
+                telemetry::finished(reason);
+                if matches!(reason, "stop" | "length") && s.may_use_cache() {
+                    self.lessons.add(&s.tokens, s.request.prompt.len());
+                }
+            }
             self.parking.unpark(s.parked.map_or(0, |copy| copy.len()));
             if let Some(state) = s.state {
                 self.runner.pool().free(state);

@@ -7,7 +7,7 @@ use std::{collections::HashMap, time::Instant};
 use tandem_kernels::Backend;
 use tandem_proto::attn::v1::{ErrorCode, Event};
 
-use super::{Engine, events, parking::copy_bytes};
+use super::{Engine, events, lessons::is_lesson, parking::copy_bytes};
 use crate::{
     cache::{Lease, LookUp, PrefixCache},
     hop::Hop,
@@ -47,7 +47,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
 
     /// Decides the step. What the cache has for those that join is held from here on.
     pub(super) fn plan(&mut self) -> (Plan, HashMap<u64, Lease>) {
-        let Self { runner, scheduler, sequences, cache, .. } = self;
+        let Self { runner, scheduler, sequences, cache, lessons, .. } = self;
         let mut leases = HashMap::new();
         let plan = scheduler.plan(|id| {
             let Some(s) = sequences.get(&id).filter(|s| s.may_use_cache()) else { return Start::default() };
@@ -55,7 +55,10 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
                 return Start { computed: copy.tokens(), points: Vec::new() };
             }
             let Some(cache) = cache.as_ref() else { return Start::default() };
-            let LookUp { lease, points } = cache.look_up(runner.pool(), &s.tokens);
+            let LookUp { lease, mut points } = cache.look_up(runner.pool(), &s.tokens);
+            if is_lesson(id) {
+                points = lessons.points(points, s.tokens.len());
+            }
             let lease = if s.request.prompt_logprobs.is_none() { lease } else { give_back(runner, lease) };
             let computed = lease.as_ref().map_or(0, Lease::tokens);
             leases.extend(lease.map(|lease| (id, lease)));
@@ -88,14 +91,24 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         pool.free(state);
     }
 
+    /// Gives a sequence that joins its state. One that follows another gets a copy of it later ([`Engine::fork`]).
     pub(super) fn admit(&mut self, id: u64, lease: Option<Lease>, out: &mut Vec<Event>) {
+        if let Some(leader) = self.scheduler.leader_of(id) {
+            let cached = self.sequences.get(&leader).and_then(|s| s.cached);
+            if let Some(s) = self.sequences.get_mut(&id) {
+                s.cached = cached;
+                out.push(events::started(id, cached));
+            }
+            return;
+        }
         let Some(s) = self.sequences.get_mut(&id) else { return };
         let cached = lease.as_ref().map_or(0, Lease::tokens);
         let parked = s.parked.take();
         let asked = self.cache.is_some() && s.may_use_cache() && s.request.prompt_logprobs.is_none() && parked.is_none();
-        if asked {
+        if asked && !is_lesson(id) {
             telemetry::looked_up(s.tokens.len(), cached);
         }
+        s.cached = asked.then_some(cached.min(s.request.prompt.len()));
         let pool = self.runner.pool();
         let state = match (parked, lease, &mut self.cache) {
             (Some(copy), _, cache) => {
@@ -112,12 +125,39 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             Ok(state) => {
                 s.state = Some(state);
                 // Said again after a preemption: the coordinator counts those.
-                out.push(events::started(id, asked.then_some(cached.min(s.request.prompt.len()))));
+                out.push(events::started(id, s.cached));
             }
             Err(e) => {
                 out.push(events::error(id, ErrorCode::Internal, e.to_string()));
                 self.end(id, "error");
             }
+        }
+    }
+
+    /// Gives a follower a copy of its leader's state; `false` where it has to compute its prompt itself.
+    pub(super) fn fork(&mut self, follower: u64, leader: u64) -> bool {
+        let Self { runner, scheduler, sequences, cache, .. } = self;
+        let pool = runner.pool();
+        if let Some(cache) = cache {
+            // A partly filled page is copied.
+            cache.make_room(pool, 1);
+        }
+        let copy = sequences.get(&leader).and_then(|s| s.state.as_ref()).and_then(|state| pool.fork(state).ok());
+        if !scheduler.fork(follower, copy.is_some()) {
+            copy.into_iter().for_each(|copy| pool.free(copy));
+            return false;
+        }
+        if let Some(s) = sequences.get_mut(&follower) {
+            s.state = copy;
+        }
+        true
+    }
+
+    /// The state of a sequence that has rows: one that followed another, which is gone, begins with a fresh one.
+    pub(super) fn begun(&mut self, id: u64) -> Result<(), StateError> {
+        match self.sequences.get_mut(&id).filter(|s| s.state.is_none()) {
+            Some(s) => self.runner.pool().create().map(|state| s.state = Some(state)),
+            None => Ok(()),
         }
     }
 }

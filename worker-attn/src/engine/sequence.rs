@@ -13,6 +13,9 @@ use crate::{
     state::{SeqState, Snapshot},
 };
 
+/// How long a lesson may take, waiting for experts included.
+const LESSON_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a sequence is to be continued with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -36,10 +39,33 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// What the generated text is held to.
     pub guide: Option<GuideText>,
+    /// How long the thought may be that the prompt has opened.
+    pub thought: Option<ThoughtLimit>,
     /// When it must have ended.
     pub deadline: Instant,
     /// Dispatch to every shard whatever the router says.
     pub warmup: bool,
+}
+
+/// A thought that ends when it has had its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThoughtLimit {
+    /// Most of them before it is closed.
+    pub tokens: usize,
+    /// What closes it, in this order; not empty.
+    pub close: Vec<u32>,
+}
+
+impl ThoughtLimit {
+    /// How much of what closes it the generated tokens end in.
+    fn progress(&self, generated: &[u32]) -> usize {
+        (0..=self.close.len()).rev().find(|n| generated.ends_with(&self.close[..*n])).unwrap_or(0)
+    }
+
+    /// Whether the generated tokens have closed it.
+    fn is_closed(&self, generated: &[u32]) -> bool {
+        generated.windows(self.close.len().max(1)).any(|window| window == self.close)
+    }
 }
 
 impl Request {
@@ -71,9 +97,17 @@ impl Request {
             logprobs: submit.logprobs,
             prompt_logprobs: submit.prompt_logprobs,
             guide: submit.guide.map(|guide| GuideText { grammar: guide.grammar, after: guide.after }),
+            thought: submit.thought.map(|thought| ThoughtLimit { tokens: thought.tokens as usize, close: thought.close_ids }),
             deadline,
             warmup: submit.warmup,
         }
+    }
+
+    /// One that nobody has asked for: `tokens` are to be computed for the prefix cache. It has a few seconds, since a request may come that has
+    /// to wait for its step.
+    pub fn lesson(id: u64, tokens: Vec<u32>, now: Instant) -> Self {
+        let submit = wire::Submit { request_id: id, prompt_ids: tokens, ..wire::Submit::default() };
+        Self::from_wire(submit, now, LESSON_PATIENCE)
     }
 
     /// Whether the worker can serve it at all.
@@ -84,8 +118,12 @@ impl Request {
         if self.prompt.is_empty() {
             return Err("the prompt is empty: needed at least one token id".to_owned());
         }
-        if let Some(id) = self.prompt.iter().chain(&self.emitted).chain(&self.stop_ids).find(|id| **id as usize >= vocab) {
+        let close = self.thought.as_ref().map_or(&[][..], |thought| &thought.close);
+        if let Some(id) = self.prompt.iter().chain(&self.emitted).chain(&self.stop_ids).chain(close).find(|id| **id as usize >= vocab) {
             return Err(format!("token id {id}: needed ids below {vocab}"));
+        }
+        if self.thought.is_some() && close.is_empty() {
+            return Err("a limited thought without ids that close it: needed at least one".to_owned());
         }
         self.sampling.validate(vocab)?;
         if self.max_tokens == 0 && self.prompt_logprobs.is_none() {
@@ -127,6 +165,12 @@ pub struct Sequence {
     pub seen: Seen,
     /// What the next token is held to.
     pub guide: Option<Guide>,
+    /// Tokens of its prompt that came from the prefix cache; `None` where that was not asked.
+    pub cached: Option<usize>,
+    /// What it shares with sequences of the same prompt that arrived with it; `None` where it shares nothing.
+    pub group: Option<u64>,
+    /// A thought of limited length has not been closed yet.
+    thinking: bool,
     /// Next prompt position whose logprob is to be sent.
     prompt_position: usize,
 }
@@ -145,7 +189,11 @@ impl Sequence {
     pub fn new(request: Request) -> Self {
         let tokens = [request.prompt.as_slice(), &request.emitted].concat();
         let seen = Seen::new(&request.sampling, &request.prompt, &request.emitted);
-        Self { request, tokens, state: None, parked: None, seen, guide: None, prompt_position: 1 }
+        let thinking = request.thought.as_ref().is_some_and(|thought| !thought.is_closed(&request.emitted));
+        // The work on a prompt can be shared where nothing is wanted of it but the next token.
+        let shares = !request.warmup && request.emitted.is_empty() && request.prompt_logprobs.is_none();
+        let group = shares.then_some(request.id);
+        Self { request, tokens, state: None, parked: None, seen, guide: None, cached: None, group, thinking, prompt_position: 1 }
     }
 
     /// Generated tokens so far.
@@ -181,13 +229,20 @@ impl Sequence {
             }
         }
         if computed + rows == self.tokens.len() && self.wants_token(max_seq_len) {
-            let index = self.generated();
-            let banned: &[u32] = if index < self.request.min_tokens { &self.request.stop_ids } else { &[] };
-            let row = row0 + rows as u32 - 1;
-            let sample = self.request.sampling.row(row, index as u64, &self.seen, banned, self.request.logprobs);
-            out.push((Purpose::Next, sample));
+            out.push((Purpose::Next, self.next_row(row0 + rows as u32 - 1)));
         }
         out
+    }
+
+    /// The next token's row, where the last known token is row `row` of the step.
+    pub fn next_row(&self, row: u32) -> SampleRow {
+        let index = self.generated();
+        let banned: &[u32] = if index < self.request.min_tokens { &self.request.stop_ids } else { &[] };
+        let mut sample = self.request.sampling.row(row, index as u64, &self.seen, banned, self.request.logprobs);
+        if let Some(thought) = self.request.thought.as_ref().filter(|thought| self.thinking && index >= thought.tokens) {
+            sample.forced = thought.close.get(thought.progress(&self.tokens[self.request.prompt.len()..])).copied();
+        }
+        sample
     }
 
     /// Logprobs of the prompt up to and with `position` were sent.
@@ -201,6 +256,9 @@ impl Sequence {
         self.seen.push(token);
         if let Some(guide) = &mut self.guide {
             guide.push(token);
+        }
+        if let Some(thought) = self.request.thought.as_ref().filter(|_| self.thinking) {
+            self.thinking = !self.tokens[self.request.prompt.len()..].ends_with(&thought.close);
         }
     }
 }
@@ -241,6 +299,33 @@ mod tests {
         let (a, b) = (s.sample_rows(0, 4, 100), resumed.sample_rows(0, 4, 100));
         assert_eq!(a[0].1.uniform, b[0].1.uniform);
         assert_eq!(b[0].1.bias, [(7, f32::NEG_INFINITY)]);
+    }
+
+    #[test]
+    fn a_thought_is_closed_when_it_has_had_its_tokens() {
+        let limited =
+            |tokens, close: &[u32]| Request { max_tokens: 99, thought: Some(ThoughtLimit { tokens, close: close.to_vec() }), ..request() };
+        let forced = |s: &Sequence| s.next_row(0).forced;
+        let mut s = Sequence::new(limited(2, &[7]));
+        assert_eq!(forced(&s), None);
+        s.push(1);
+        assert_eq!(forced(&s), None);
+        s.push(2);
+        assert_eq!(forced(&s), Some(7));
+        s.push(7);
+        assert_eq!(forced(&s), None, "closed");
+        s.push(3);
+        assert_eq!(forced(&s), None, "for good");
+        // Over several tokens, from where the model has begun it; and taken up again in between.
+        let mut s = Sequence::new(limited(2, &[7, 7, 8]));
+        [1, 7].iter().for_each(|t| s.push(*t));
+        assert_eq!(forced(&s), Some(7));
+        s.push(7);
+        let resumed = Sequence::new(Request { emitted: vec![1, 7, 7], ..limited(2, &[7, 7, 8]) });
+        assert_eq!((forced(&s), forced(&resumed)), (Some(8), Some(8)));
+        assert_eq!(forced(&Sequence::new(Request { emitted: vec![7, 1, 2, 3], ..limited(2, &[7]) })), None, "closed before");
+        assert_eq!(forced(&Sequence::new(limited(0, &[7]))), Some(7));
+        assert!(limited(2, &[]).validate(100, 100, 200).unwrap_err().contains("close it"));
     }
 
     #[test]
