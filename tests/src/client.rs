@@ -78,7 +78,10 @@ impl Client {
         let mut body = body.clone();
         body["stream"] = true.into();
         let response = self.raw(path, &body).await;
-        assert_eq!(response.status().as_u16(), 200);
+        let status = response.status().as_u16();
+        if status != 200 {
+            panic!("{status}: {}", response.text().await.unwrap_or_default());
+        }
         Live { response, bytes: Vec::new(), parsed: 0 }
     }
 
@@ -126,6 +129,22 @@ impl Live {
                 None => return false,
             }
         }
+    }
+
+    /// The data of the next event; `None` where the stream ends.
+    pub async fn next(&mut self) -> Option<String> {
+        let from = loop {
+            let from = self.parsed;
+            if !self.read(1).await {
+                return None;
+            }
+            // Comments may stand before it.
+            let event = &self.bytes[from..self.parsed];
+            if let Some(at) = event.windows(6).position(|part| part == b"data: ") {
+                break from + at + 6;
+            }
+        };
+        Some(String::from_utf8_lossy(&self.bytes[from..self.parsed]).trim_end().to_owned())
     }
 
     /// Reads to the end.

@@ -79,6 +79,17 @@ async fn capitals_sums_languages_and_a_needle_in_the_default_precision() {
 
     let (body, _) = ask(&client, user("What is 47 + 38?"), &[]).await;
     assert!(content(&body).contains("85"), "{body}");
+    // The same with a thought that is closed after four tokens, in words and in JSON.
+    let form = json!({ "type": "json_object" });
+    for more in [json!({ "thinking_token_budget": 4 }), json!({ "thinking_token_budget": 4, "response_format": form })] {
+        let mut body = json!({ "model": "any", "messages": user("What is 47 + 38?"), "temperature": 0, "max_tokens": 60 });
+        more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+        let answer = client.post("/v1/chat/completions", &body).await;
+        assert_eq!(answer.body["usage"]["completion_tokens_details"]["reasoning_tokens"], 5, "with the tag: {}", answer.text);
+        let message = &answer.body["choices"][0]["message"];
+        assert!(!content(&answer.body).is_empty() && !content(&answer.body).contains("think>"), "{message}");
+        assert!(!message["reasoning_content"].as_str().unwrap().is_empty());
+    }
     let (body, _) = ask(&client, user("日本的首都是哪里？"), &[]).await;
     assert!(content(&body).contains("东京"), "{body}");
     let (body, _) = ask(&client, user("Repeat: 안녕하세요 🤖🎉"), &[]).await;
@@ -96,7 +107,7 @@ async fn capitals_sums_languages_and_a_needle_in_the_default_precision() {
 
 /// T-32: concurrent non-ASCII requests equal their serial runs, token by token.
 #[tokio::test]
-async fn four_emoji_walls_at_once_equal_their_serial_runs() {
+async fn t32_four_emoji_walls_at_once_equal_their_serial_runs() {
     let cluster = Launch::up().ready();
     let client = cluster.client();
     let texts = ["Repeat: 🤖🎉🚀 안녕하세요", "Repeat: 日本語テスト 🎉", "Repeat: 🎉🎉🎉🤖🤖🤖", "Repeat: Привет 🌍 мир"];
@@ -121,7 +132,7 @@ async fn four_emoji_walls_at_once_equal_their_serial_runs() {
 
 /// T-20: each id of the eos set ends a generation, and none of them is text.
 #[tokio::test]
-async fn every_end_token_stops() {
+async fn t20_every_end_token_stops() {
     let cluster = Launch::up().args(["--dtype", "f32"]).ready();
     let client = cluster.client();
     for id in [1490, 1497, 1499] {

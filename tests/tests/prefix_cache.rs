@@ -40,7 +40,7 @@ async fn answer(client: &Client, prompt: &[u32]) -> Value {
 }
 
 #[tokio::test]
-async fn the_cache_shows_in_usage_and_metrics_and_in_no_answer() {
+async fn t37_the_cache_shows_in_usage_and_metrics_and_in_no_answer() {
     let (with, without) = (cluster(&[]), cluster(&["--no-prefix-cache"]));
     let (with_cache, plain) = (with.client(), without.client());
     // Around the ends of selections (16 + 3 tokens), pools (4), pages (64), chunks (112) and remembered positions.
@@ -83,6 +83,32 @@ async fn the_cache_shows_in_usage_and_metrics_and_in_no_answer() {
     let (got, expected) = tokio::join!(with_cache.post("/v1/completions", &scored), plain.post("/v1/completions", &scored));
     assert_eq!((choices(&got.body), cached(&got.body)), (choices(&expected.body), 0));
 
+    // An answer is remembered too, when nobody waits: the next turn goes on behind it.
+    let turn = |prompt: &[u32]| {
+        let mut body = body(prompt);
+        body["max_tokens"] = json!(160);
+        body
+    };
+    let opening: Vec<u32> = (0..100).map(|t| (t * t * 17 + 3) % 490).collect();
+    let computed = "vllm:iteration_tokens_total_sum";
+    let before = with_cache.metric(computed, &[]).await;
+    let said = with_cache.post("/v1/completions", &turn(&opening)).await.body;
+    let ids: Vec<u32> = said["choices"][0]["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    assert_eq!(ids.len(), 160);
+    with_cache.wait_metric(computed, &[], Duration::from_secs(20), |rows| rows >= before + 100.0 + 159.0 + 160.0).await;
+    let next = [opening, ids, vec![5; 9]].concat();
+    let (got, expected) = tokio::join!(answer(&with_cache, &next), answer(&plain, &next));
+    assert_eq!((choices(&got), cached(&got)), (choices(&expected), 256), "of 259 tokens of the first turn, on the grid of 16");
+
+    // The choices of one prompt compute it once, and are what they are apart.
+    let mut several = body(&prompt(300, 77));
+    (several["n"], several["temperature"], several["seed"]) = (json!(4), json!(1.2), json!(5));
+    let before = with_cache.metric(computed, &[]).await;
+    let (got, expected) = tokio::join!(with_cache.post("/v1/completions", &several), plain.post("/v1/completions", &several));
+    assert_eq!(choices(&got.body), choices(&expected.body));
+    let rows = with_cache.metric(computed, &[]).await - before;
+    assert!(rows <= 311.0 + 4.0 * 4.0, "{rows} rows for a prompt of 311 tokens and four choices of four");
+
     // All at once, several times, while places and pages are short.
     let all = prompts.iter().chain(&prompts).map(|prompt| answer(&with_cache, prompt));
     for (i, got) in futures::future::join_all(all).await.iter().enumerate() {
@@ -101,7 +127,7 @@ async fn the_cache_shows_in_usage_and_metrics_and_in_no_answer() {
 
 /// An agent's conversation: each turn is the whole history, answered anew.
 #[tokio::test]
-async fn thirty_turns_are_the_same_with_and_without() {
+async fn t34_thirty_turns_are_the_same_with_and_without() {
     let flags = ["--max-batch", "2", "--kv-tokens", "16384"];
     let with = Launch::up().args(flags).ready();
     let without = Launch::up().args(flags).args(["--no-prefix-cache"]).ready();

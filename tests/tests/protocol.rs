@@ -29,7 +29,7 @@ async fn chat(client: &Client, extra: Value) -> Answer {
 
 /// T-01: longer than the pool: refused at once with both numbers, and the next short request is served.
 #[tokio::test]
-async fn a_prompt_longer_than_the_pool_is_refused_at_once() {
+async fn t01_a_prompt_longer_than_the_pool_is_refused_at_once() {
     let cluster = demo(&["--kv-tokens", "1024"]);
     let client = cluster.client();
     let body = json!({ "model": "any", "prompt": vec![5; 1500], "max_tokens": 4 });
@@ -49,7 +49,7 @@ async fn a_prompt_longer_than_the_pool_is_refused_at_once() {
 
 /// T-04, T-05, T-06: bad ids and values are 400, the server lives.
 #[tokio::test]
-async fn bad_values_are_refused_and_the_server_lives() {
+async fn t04_t05_t06_bad_values_are_refused_and_the_server_lives() {
     let cluster = demo(&[]);
     let client = cluster.client();
     for prompt in
@@ -124,7 +124,7 @@ async fn bad_values_are_refused_and_the_server_lives() {
 
 /// T-11: stop strings across token boundaries: stream, non-stream and the cut text agree, and nothing of the stop leaks.
 #[tokio::test]
-async fn stop_strings_cut_alike_everywhere() {
+async fn t11_stop_strings_cut_alike_everywhere() {
     let cluster = demo(&["--dtype", "f32"]);
     let client = cluster.client();
     let body = json!({ "model": "any", "messages": [{ "role": "user", "content": "Write a numbered list of four planets." }], "temperature": 0,
@@ -161,7 +161,7 @@ async fn stop_strings_cut_alike_everywhere() {
 
 /// T-14: characters over several tokens never become U+FFFD, whole or streamed, cut at any max_tokens.
 #[tokio::test]
-async fn multi_byte_characters_survive_streaming() {
+async fn t14_multi_byte_characters_survive_streaming() {
     let cluster = demo(&["--dtype", "f32"]);
     let client = cluster.client();
     for max_tokens in 9..24 {
@@ -177,7 +177,7 @@ async fn multi_byte_characters_survive_streaming() {
 
 /// T-15, T-16: one finish reason, usage only on request, then [DONE].
 #[tokio::test]
-async fn stream_framing_usage_and_choices() {
+async fn t15_t16_stream_framing_usage_and_choices() {
     let cluster = demo(&["--dtype", "f32"]);
     let client = cluster.client();
     let base = json!({ "model": "any", "messages": [{ "role": "user", "content": "What is 2 + 4?" }], "temperature": 0, "max_tokens": 60 });
@@ -230,7 +230,7 @@ async fn stream_framing_usage_and_choices() {
 
 /// T-18: a client that goes away frees everything, streaming or not, queued, in prefill or in decode.
 #[tokio::test]
-async fn a_vanished_client_frees_its_slot_in_every_phase() {
+async fn t18_a_vanished_client_frees_its_slot_in_every_phase() {
     let cluster = demo(&["--max-batch", "1", "--dtype", "f32"]);
     let client = cluster.client();
     let idle = async || {

@@ -27,7 +27,7 @@ impl Affinity {
             None => Ok(Self { cpus }),
             Some(cpu) => {
                 let these: Vec<String> = (0..CpuSet::count()).filter(|cpu| may(*cpu)).map(|cpu| cpu.to_string()).collect();
-                Err(format!("core {cpu} is not one that this process may run on; these are: {}", these.join(",")))
+                Err(format!("--cpus: core {cpu} is not one that this process may run on; these are: {}", these.join(",")))
             }
         }
     }
