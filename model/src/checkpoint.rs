@@ -336,7 +336,7 @@ impl Checkpoint {
     fn check_needs(&self) -> Result<(), ModelError> {
         for need in &self.needs {
             let layout = match self.layout(&need.name) {
-                Err(ModelError::Tensor { got, .. }) if got == NOWHERE => {
+                Err(ModelError::Tensor { got, .. }) if got.starts_with(NOWHERE) => {
                     return Err(self.missing(&need.name, &format!("shape {:?}", need.shape)));
                 }
                 other => other?,
@@ -363,8 +363,16 @@ impl Checkpoint {
             path: if stored.is_some() { self.config_file.clone() } else { self.dir.clone() },
             tensor: stored.map_or(published, |stored| format!("{stored} ({name})")),
             needed: needed.to_owned(),
-            got: NOWHERE.to_owned(),
+            got: format!("{NOWHERE}{}", self.beside(name)),
         }
+    }
+
+    /// What is stored under the base name of a missing weight: of GPTQ, AWQ and the like, `X.qweight` in place of `X.weight`.
+    fn beside(&self, name: &str) -> String {
+        let Some(base) = name.strip_suffix("weight") else { return String::new() };
+        let names = self.trunk.range(base.to_owned()..).take_while(|(other, _)| other.starts_with(base));
+        let names: Vec<String> = names.map(|(_, i)| self.storage.entries[*i].stored_name.clone()).collect();
+        listing(&names).map_or_else(String::new, |list| format!(" (beside it: {list})"))
     }
 
     pub(crate) fn bad(&self, entry: &Entry, needed: &str, got: &str) -> ModelError {

@@ -145,10 +145,12 @@ impl Geometry {
     pub fn from_json(path: &Path, config: &Value) -> Result<Self, ModelError> {
         let top = Section::new(path, config);
         let c = top.section("text_config")?.unwrap_or_else(|| top.clone());
-        if let Some(value) = top.get("model_type")
-            && !matches!(value.as_str(), Some("glm5_next" | "glm5_next_text"))
-        {
-            return Err(top.error("model_type", "\"glm5_next\" (GLM-5.3-Flash)", describe(value)));
+        for section in [&top, &c] {
+            if let Some(value) = section.get("model_type")
+                && !matches!(value.as_str(), Some("glm5_next" | "glm5_next_text"))
+            {
+                return Err(section.error("model_type", "\"glm5_next\" (GLM-5.3-Flash)", describe(value)));
+            }
         }
         fixed_choices(&c)?;
 

@@ -5,7 +5,7 @@
 //!
 //! Neighbours: `keys.rs` says errors about the result in the header's own keys again.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use serde_json::{Value as Json, json};
 
@@ -38,6 +38,13 @@ pub fn config(path: &Path, header: &Header, tensors: &[TensorInfo]) -> Result<Js
     if blocks > tensors.len() as u64 {
         return Err(k.error("block_count", format!("at most as many blocks as there are tensors ({})", tensors.len()), blocks.to_string()));
     }
+    if blocks == 0 {
+        return Err(k.error("block_count", "a whole number of at least 1", "0"));
+    }
+    if let Some(draft) = k.draft_blocks().into_iter().find(|n| *n < blocks.saturating_sub(nextn)) {
+        let needed = format!("{} (blk.{draft} has nextn tensors: it is a draft block)", blocks - draft);
+        return Err(k.error("nextn_predict_layers", needed, nextn.to_string()));
+    }
     let layers = blocks
         .checked_sub(nextn)
         .filter(|n| *n > 0)
@@ -48,6 +55,9 @@ pub fn config(path: &Path, header: &Header, tensors: &[TensorInfo]) -> Result<Js
     let has_kda = is_kda.iter().any(|kda| *kda);
     let has_mla = is_kda.iter().any(|kda| !*kda);
     let dense = k.int("leading_dense_block_count")?;
+    if dense > layers {
+        return Err(k.error("leading_dense_block_count", format!("at most the {layers} blocks of the trunk"), dense.to_string()));
+    }
     k.only_int("rope.dimension_count", 0)?;
     k.only_int("expert_gating_func", 2)?;
     k.only_float("attention.layer_norm_epsilon", 1e-6)?;
@@ -98,6 +108,11 @@ fn architecture<'a>(path: &Path, header: &'a Header, tensors: &[TensorInfo]) -> 
         });
     }
     Ok(arch)
+}
+
+/// The number of a tensor's block.
+fn block_of(tensor: &TensorInfo) -> Option<u64> {
+    tensor.name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 impl Keys<'_> {
@@ -159,11 +174,16 @@ impl Keys<'_> {
         {
             return Err(whole(&format!("general.type \"{kind}\" (an add-on to a model)")));
         }
-        let draft = self.tensors.iter().any(|t| t.name.contains(".nextn."));
-        if draft && self.tensor("blk.0.attn_norm.weight").is_none() {
+        let drafts = self.draft_blocks();
+        if !drafts.is_empty() && self.tensors.iter().filter_map(block_of).all(|n| drafts.contains(&n)) {
             return Err(whole("an MTP-only draft: it has the draft block and no trunk layers"));
         }
         Ok(())
+    }
+
+    /// Numbers of the blocks that have nextn tensors.
+    fn draft_blocks(&self) -> BTreeSet<u64> {
+        self.tensors.iter().filter(|t| t.name.contains(".nextn.")).filter_map(block_of).collect()
     }
 
     /// The model's head is a matrix of its own, and no key can say otherwise: without it the file is not whole.
@@ -255,10 +275,14 @@ impl Keys<'_> {
             let tensor = self.tensors.iter().find(|t| t.name.starts_with("blk.") && t.name.ends_with(suffix));
             tensor.map(TensorInfo::elems)
         };
-        let heads = len(".ssm_a").ok_or_else(|| self.error("attention.head_count_kv", "an ssm_a tensor in every KDA layer", "none"))?;
         let head_dim = match (self.opt_int("kda.head_dim")?, self.opt_int("ssm.state_size")?, len(".ssm_norm.weight")) {
             (Some(n), ..) | (None, Some(n), _) | (None, None, Some(n)) => n,
             (None, None, None) => return Err(self.error("kda.head_dim", "a whole number", "nothing")),
+        };
+        // As many as the other layers have, where the widths say the same: an odd ssm_a is then told as such.
+        let heads = match (self.int("attention.head_count")?, len(".ssm_dt.bias")) {
+            (heads, Some(width)) if heads.checked_mul(head_dim) == Some(width) => heads,
+            _ => len(".ssm_a").ok_or_else(|| self.error("attention.head_count_kv", "an ssm_a tensor in every KDA layer", "none"))?,
         };
         Ok(json!({
             "num_heads": heads,

@@ -14,6 +14,8 @@ use crate::ModelError;
 const GLM4_SPLIT: &str = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}\
                           | ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
+/// The chat template's key.
+const TEMPLATE: &str = "tokenizer.chat_template";
 /// `tokenizer.ggml.token_type` of tokens that are no text of their own: matched whole, skipped when special tokens are.
 const CONTROL: u64 = 3;
 /// Matched whole, but ordinary text when decoded (`<think>`, `<tool_call>` …).
@@ -24,9 +26,13 @@ const UNUSED: u64 = 5;
 /// `tokenizer.json` as the `tokenizers` library reads it.
 ///
 /// # Errors
-/// Names the key that is missing, or says something that is not read here.
+/// Names the key that is missing, or says something that is not read here; a chat template that is no text.
 pub fn tokenizer_json(path: &Path, header: &Header) -> Result<Json, ModelError> {
     let k = Keys { path, header };
+    if let Some(odd) = header.get(TEMPLATE).filter(|value| value.as_str().is_none()) {
+        let (key, needed) = (TEMPLATE.to_owned(), "text in Jinja's language".to_owned());
+        return Err(ModelError::Key { path: path.to_owned(), key, needed, got: odd.describe() });
+    }
     k.one_of("model", &["gpt2"])?;
     k.one_of("pre", &["glm4", "chatglm-bpe"])?;
     let tokens = k.strings("tokens")?;
@@ -82,7 +88,7 @@ pub fn tokenizer_json(path: &Path, header: &Header) -> Result<Json, ModelError> 
 
 /// The chat template, where the file has one.
 pub fn chat_template(header: &Header) -> Option<&str> {
-    header.get("tokenizer.chat_template")?.as_str()
+    header.get(TEMPLATE)?.as_str()
 }
 
 /// The tokens that a template may name, as `tokenizer_config.json` calls them: `("bos_token", "[gMASK]")` …

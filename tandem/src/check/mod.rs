@@ -3,6 +3,8 @@
 //! `find.rs` says which checkpoints the paths stand for, `verdict.rs` looks at one with the loader's own code, `report.rs` prints the
 //! long form.
 
+#[cfg(all(test, feature = "demo"))]
+mod damage;
 mod find;
 mod report;
 #[cfg(all(test, feature = "demo"))]

@@ -19,7 +19,7 @@ use tandem_quant::DType;
 
 use super::{line, report::report, verdict::Verdict};
 
-const CPU: &[DeviceKind] = &[DeviceKind::Cpu];
+pub(super) const CPU: &[DeviceKind] = &[DeviceKind::Cpu];
 /// A vocabulary short enough for many files.
 const TOKENS: usize = 400;
 
@@ -119,7 +119,7 @@ fn a_full_vocabulary_and_other_dialects_pass() {
 }
 
 /// A small model in the published layout, with one thing wrong.
-fn safetensors(root: &Path, change: impl FnOnce(&mut Value, &mut Vec<StubTensor>)) -> PathBuf {
+pub(super) fn safetensors(root: &Path, change: impl FnOnce(&mut Value, &mut Vec<StubTensor>)) -> PathBuf {
     let (mut config, mut tensors) = (Release::Fp8.config(), Release::Fp8.tensors_of(&small()));
     config["text_config"] = small().to_json(false)["text_config"].clone();
     change(&mut config, &mut tensors);
@@ -245,7 +245,7 @@ fn rocmfp_passes_with_all_codebooks_and_not_with_one_missing() {
 }
 
 /// A small model as one GGUF file, Q4_K, with one thing wrong.
-fn gguf(root: &Path, shards: usize, change: impl FnOnce(&mut GgufStub)) -> PathBuf {
+pub(super) fn gguf(root: &Path, shards: usize, change: impl FnOnce(&mut GgufStub)) -> PathBuf {
     let types = |name: &str, shape: &[usize]| match shape {
         [_] => DType::F32,
         _ if name.contains("conv1d") => DType::F32,

@@ -5,10 +5,10 @@
 
 use tandem_kernels::{DeviceKind, Precision};
 use tandem_model::{
-    PlanError, Resident, Shard, ShardPlan, Split,
+    Geometry, PlanError, Resident, Shard, ShardPlan, Split,
     budget::{Needs, Room, Short, fits},
 };
-use tandem_worker_attn::RunnerLimits;
+use tandem_worker_attn::{RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions, memory};
 use tandem_worker_experts::service::BATCH_ROWS;
 
 use super::sizes::Sizes;
@@ -45,13 +45,23 @@ pub struct Ask {
     pub threads: usize,
     /// Weights may stay on disk.
     pub paging: bool,
-    /// The most host memory that the attention worker's prefix cache takes.
-    pub prefixes: u64,
-    /// The most host memory that the attention worker's copies of sequences take.
-    pub parked: u64,
+    /// The attention worker's prefix cache.
+    pub cache: Option<CacheOptions>,
+    /// How its sequences make room.
+    pub parking: ParkingOptions,
 }
 
 impl Ask {
+    /// The most host memory that the attention worker's prefix cache takes.
+    pub fn prefixes(&self, g: &Geometry) -> u64 {
+        memory::prefixes(g, self.limits, self.precision, self.cache)
+    }
+
+    /// The most host memory that the attention worker's copies of sequences take.
+    pub fn parked(&self, g: &Geometry) -> u64 {
+        memory::parked(g, self.limits, self.precision, self.parking)
+    }
+
     /// The kind of a device; CPU where there is no such place.
     pub fn kind(&self, device: usize) -> DeviceKind {
         self.kinds.get(device).copied().unwrap_or(DeviceKind::Cpu)
@@ -99,8 +109,8 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     let attn = Needs {
         weights: sizes.on(ask.kind(ask.attn)).trunk().saturating_sub(sizes.narrowed).saturating_add(held(ask.attn, &local)),
         unpacked: sizes.unpacked.saturating_add(sizes.narrowed),
-        host: ask.prefixes.saturating_add(ask.parked),
-        ..tandem_worker_attn::memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
+        host: ask.prefixes(g).saturating_add(ask.parked(g)),
+        ..memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
     };
     let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];
     for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {

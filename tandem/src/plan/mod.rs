@@ -27,7 +27,7 @@ use tandem_model::{
     Checkpoint, Geometry, Resident,
     budget::{Room, Short},
 };
-use tandem_worker_attn::{RunnerLimits, memory};
+use tandem_worker_attn::RunnerLimits;
 
 use self::{
     layout::{Ask, Device, Layout},
@@ -51,19 +51,18 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sizes = Sizes::of(&checkpoint);
     let resident = args.split.resident()?;
     let (mut devices, attn, experts) = devices(args, &resident)?;
-    let (limits, precision) = (limits(&args.limits, &sizes.geometry)?, args.model.dtype.into());
     let ask = Ask {
         kinds: devices.iter().map(|d| d.kind).collect(),
         attn,
         experts,
         split: args.split.split.into(),
         resident,
-        limits,
-        precision,
+        limits: limits(&args.limits, &sizes.geometry)?,
+        precision: args.model.dtype.into(),
         threads: args.threads.map_or_else(cores, |n| n as usize),
         paging: args.allow_paging,
-        prefixes: memory::prefixes(&sizes.geometry, limits, precision, args.limits.cache.options()),
-        parked: memory::parked(&sizes.geometry, limits, precision, args.limits.parking()),
+        cache: args.limits.cache.options(),
+        parking: args.limits.parking(),
     };
     let layout = layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
     let short = check(&sizes, &layout, &devices).err();

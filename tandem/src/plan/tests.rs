@@ -11,7 +11,11 @@ use tandem_model::{
     stubs::{self, Release},
     synthetic::{TextConfig, hash::Stream},
 };
-use tandem_worker_attn::RunnerLimits;
+use tandem_worker_attn::{
+    RunnerLimits,
+    cache::CacheOptions,
+    engine::parking::{ParkingOptions, Preemption},
+};
 
 use super::{
     advise,
@@ -104,8 +108,8 @@ fn ask(dice: &mut Dice, sizes: &Sizes, list: &[Device]) -> Ask {
         precision: [Precision::Bf16, Precision::F32][dice.roll(2)],
         threads: 1 + dice.roll(256),
         paging: dice.roll(4) == 0,
-        prefixes: dice.size(34),
-        parked: dice.size(34),
+        cache: (dice.roll(4) > 0).then(|| CacheOptions { bytes: dice.size(34), ..CacheOptions::default() }),
+        parking: ParkingOptions { preemption: [Preemption::Auto, Preemption::Recompute][dice.roll(2)], bytes: dice.size(34) },
     }
 }
 
@@ -136,7 +140,8 @@ fn ten_thousand_random_flag_sets_fit_or_are_refused_with_both_numbers() {
                     // Prefixes and copies: in the attention worker's own memory where that is a host's, else in the first CPU's.
                     let on_cpu = ask.kind(ask.attn) == DeviceKind::Cpu;
                     let host = if on_cpu { Some(ask.attn) } else { devices.iter().position(|d| d.kind == DeviceKind::Cpu) };
-                    fixed += if host == Some(i) { ask.prefixes + ask.parked } else { 0 };
+                    let kept = ask.prefixes(&sizes.geometry) + ask.parked(&sizes.geometry);
+                    fixed += if host == Some(i) { kept } else { 0 };
                     let weights: u64 = layout.on(i).map(|p| p.needs.weights).sum();
                     assert!(fixed + if paging { 0 } else { weights } <= device.room.bytes, "case {case}: device {i}");
                 }
@@ -211,8 +216,8 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
         precision: Precision::Bf16,
         threads: 1,
         paging: false,
-        prefixes: 0,
-        parked: 0,
+        cache: None,
+        parking: ParkingOptions { preemption: Preemption::Recompute, bytes: 0 },
     };
     let layout = lay_out(&sizes, &ask).expect("possible");
     let devices = [gpu(400, 4.3e12)];

@@ -37,11 +37,11 @@ pub fn lines(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> String {
     let _ =
         writeln!(out, "kv        {:>9} GiB on {attn}: {} tokens, longest sequence {}", gib(needs.kv), limits.kv_tokens, limits.max_seq_len);
     let _ = writeln!(out, "state     {:>9} GiB on {attn}: {} sequences", gib(needs.state), limits.max_batch);
-    if layout.ask.prefixes > 0 {
-        let _ = writeln!(out, "prefixes  {:>9} GiB of host memory at most", gib(layout.ask.prefixes));
-    }
-    if layout.ask.parked > 0 {
-        let _ = writeln!(out, "copies    {:>9} GiB of host memory at most, of sequences that make room", gib(layout.ask.parked));
+    for (what, bytes, more) in [("prefixes", layout.ask.prefixes(g), ""), ("copies", layout.ask.parked(g), ", of sequences that make room")]
+    {
+        if bytes > 0 {
+            let _ = writeln!(out, "{what:<9} {:>9} GiB of host memory at most{more}", gib(bytes));
+        }
     }
     let workspace: u64 = layout.places.iter().map(|p| p.needs.workspace).fold(0, u64::saturating_add);
     let _ = writeln!(out, "workspace {:>9} GiB: steps of up to {} rows", gib(workspace), limits.max_rows);

@@ -128,7 +128,6 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     let (here, on) = devices::rooms([args.attn].iter().chain(&devices))?;
     let sizes = Sizes::of(&checkpoint);
     let limits = plan::limits(&args.limits, checkpoint.geometry())?;
-    let (g, precision) = (checkpoint.geometry(), args.model.dtype.into());
     let ask = Ask {
         kinds: here.iter().map(|d| d.kind).collect(),
         attn: on[0],
@@ -136,11 +135,11 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         split: args.split.split.into(),
         resident,
         limits,
-        precision,
+        precision: args.model.dtype.into(),
         threads: args.compute.threads.map_or_else(plan::cores, |n| n as usize),
         paging: args.compute.allow_paging,
-        prefixes: tandem_worker_attn::memory::prefixes(g, limits, precision, args.limits.cache.options()),
-        parked: tandem_worker_attn::memory::parked(g, limits, precision, args.limits.parking()),
+        cache: args.limits.cache.options(),
+        parking: args.limits.parking(),
     };
     let layout = plan::layout::lay_out(&sizes, &ask).map_err(|error| Failure::config(error.to_string()))?;
     let lines = plan::text::lines(&sizes, &layout, &here);
