@@ -152,7 +152,8 @@ fn cluster(split: Split, workers: usize, resident: &str, script: impl FnMut(&[Se
     let (log, cancelled) = (Arc::default(), Cancelled::default());
     let transport = InProcess { backend, engines, hidden: g.hidden, topk: g.topk, script: Box::new(script), log: Arc::clone(&log) };
     let shape = Shape { layers: g.layers, hidden: g.hidden, topk: g.topk };
-    let hop = HostRows::new(transport, routes, shape, &plan.local, cancelled.clone());
+    // A chunk of 32 rows goes in two pieces.
+    let hop = HostRows::new(transport, routes, shape, &plan.local, cancelled.clone()).with_piece_rows(20);
     let limits = RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024 };
     let harness =
         Harness::new(Runner::new(model, hop, limits).unwrap(), Pace { prefill_chunk: 32, cache: None, parking: ParkingOptions::default() });

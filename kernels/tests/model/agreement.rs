@@ -17,9 +17,9 @@ use crate::{
 };
 
 const PROMPT: usize = 256;
-/// Of the logits that the golden keeps (`EVERY_ROW` and `EVERY_ENTRY` there).
-const EVERY_ROW: usize = 32;
-const EVERY_ENTRY: usize = 16;
+/// Of the logits, and of the blocks' outputs, that the golden keeps: every so many rows and entries.
+const LOGITS: [usize; 2] = [32, 16];
+const BLOCKS: [usize; 2] = [4, 64];
 
 fn best(row: &[f32]) -> i32 {
     (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i32
@@ -31,8 +31,8 @@ fn rms(got: &[f32], want: &[f32]) -> f64 {
 }
 
 /// Of rows of `width` entries.
-fn sample(rows: &[f32], width: usize) -> impl Iterator<Item = f32> {
-    rows.chunks(width).skip(EVERY_ROW - 1).step_by(EVERY_ROW).flat_map(|row| row.iter().step_by(EVERY_ENTRY).copied())
+fn sample(rows: &[f32], width: usize, [every_row, every_entry]: [usize; 2]) -> impl Iterator<Item = f32> {
+    rows.chunks(width).skip(every_row - 1).step_by(every_row).flat_map(move |row| row.iter().step_by(every_entry).copied())
 }
 
 /// Errors of the mixer and the feed-forward block of each layer, with all that the layers before them did, beside transformers'.
@@ -42,7 +42,7 @@ fn blocks_are_as_near(trace: &Trace, hidden: usize, gold: &Gold) {
         for (name, rows) in [("attn_out", &layer.attn_out), ("ffn_out", &layer.ffn_out)] {
             let name = format!("layer{i}.{name}");
             let exact = gold.floats(&name);
-            let ours = rms(&sample(rows, hidden).collect::<Vec<_>>(), &exact);
+            let ours = rms(&sample(rows, hidden, BLOCKS).collect::<Vec<_>>(), &exact);
             let theirs = rms(&gold.floats(&format!("{name}_bf16")), &exact);
             println!("{name}: rms error {ours:.2e}, transformers {theirs:.2e}");
             if ours / theirs > worst.0 {
@@ -65,7 +65,7 @@ fn agrees<B: Backend>(backend: B, what: &str) {
             blocks_are_as_near(&trace, hidden, &gold);
         }
         chosen.extend(trace.logits.chunks(vocab).map(best));
-        kept.extend(sample(&trace.logits, vocab));
+        kept.extend(sample(&trace.logits, vocab, LOGITS));
     }
     let (exact, theirs) = (gold.ids("argmax"), gold.ids("argmax_bf16"));
     assert_eq!(chosen.len(), exact.len());

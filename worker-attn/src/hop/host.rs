@@ -6,9 +6,12 @@
 //! sequences that are over (deadline passed, cancelled) are marked failed and told so at once; the rows of the others are sent again
 //! (dispatches are idempotent) and go on waiting until their own turn. So every sequence ends at its own deadline, and none of the others
 //! is computed anew: their state is exact, because no partial of theirs was ever skipped.
+//!
+//! **Pieces.** A step of many rows goes out and comes back in pieces of [`PIECE_ROWS`]: while one is copied and encoded here, the one before it
+//! is on the wire, and the one before that is computed there.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     ops::Range,
     time::{Duration, Instant},
 };
@@ -27,6 +30,9 @@ use crate::{cancel::Cancelled, telemetry};
 /// How long a dispatch waits before cancelled sequences are looked for. Longer than any layer takes to compute: a dispatch that is
 /// only slow must not be sent twice.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Rows of a piece: enough for products of many rows, few enough that a step of thousands keeps both sides and the link busy.
+pub const PIECE_ROWS: usize = 1024;
 
 /// How long the time between steps may be used for dialling.
 const TEND: Duration = Duration::from_millis(20);
@@ -113,6 +119,8 @@ struct Remote {
 /// Rows on their way.
 struct Pending<K> {
     shard: Remote,
+    /// First row of the piece that the rows are of.
+    piece: usize,
     /// Rows of the step, ascending.
     rows: Vec<u32>,
     ticket: K,
@@ -143,10 +151,12 @@ pub struct HostRows<T: Transport> {
     /// Segment of each row.
     owner: Vec<u32>,
     layer: usize,
+    piece_rows: usize,
     x: Vec<f32>,
     ids: Vec<i32>,
     weights: Vec<f32>,
-    pending: Vec<Pending<T::Ticket>>,
+    /// By piece, then by shard.
+    pending: VecDeque<Pending<T::Ticket>>,
     partial: Vec<f32>,
     sum: Vec<f32>,
     sent: SentRows,
@@ -157,6 +167,7 @@ pub struct HostRows<T: Transport> {
 /// Rows gathered for one dispatch.
 #[derive(Default)]
 struct SentRows {
+    /// Empty where the rows lie behind each other as they are.
     x: Vec<f32>,
     ids: Vec<i32>,
     weights: Vec<f32>,
@@ -176,15 +187,22 @@ impl<T: Transport> HostRows<T> {
             failed: Vec::new(),
             owner: Vec::new(),
             layer: 0,
+            piece_rows: PIECE_ROWS,
             x: Vec::new(),
             ids: Vec::new(),
             weights: Vec::new(),
-            pending: Vec::new(),
+            pending: VecDeque::new(),
             partial: Vec::new(),
             sum: Vec::new(),
             sent: SentRows::default(),
             waits: vec![None; shape.layers],
         }
+    }
+
+    /// The same hop with pieces of another size.
+    #[must_use]
+    pub fn with_piece_rows(self, piece_rows: usize) -> Self {
+        Self { piece_rows: piece_rows.max(1), ..self }
     }
 
     /// The transport.
@@ -207,10 +225,11 @@ impl<T: Transport> HostRows<T> {
             .collect();
     }
 
-    /// The rows that go to a shard: those with one of its experts, and all rows of warm-up sequences. Failed sequences stay at home.
-    fn rows_for(&self, shard: &Remote) -> Vec<u32> {
+    /// The rows of a piece that go to a shard: those with one of its experts, and all rows of warm-up sequences. Failed sequences stay at
+    /// home.
+    fn rows_for(&self, shard: &Remote, piece: Range<usize>) -> Vec<u32> {
         let chosen = |row: usize| self.ids[row * self.shape.topk..][..self.shape.topk].iter().any(|id| holds(shard, *id));
-        (0..self.step.rows)
+        piece
             .filter(|row| {
                 let segment = self.owner[*row] as usize;
                 self.failed[segment].is_none() && (self.step.segments[segment].warmup || chosen(*row))
@@ -220,18 +239,20 @@ impl<T: Transport> HostRows<T> {
     }
 
     /// Sends rows of the current layer to a shard; `None` where there was nothing to send, or it could not be.
-    fn send(&mut self, shard: Remote, rows: Vec<u32>) -> Result<Option<Pending<T::Ticket>>, HopError> {
-        if rows.is_empty() {
-            return Ok(None);
-        }
+    fn send(&mut self, shard: Remote, piece: usize, rows: Vec<u32>) -> Result<Option<Pending<T::Ticket>>, HopError> {
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(None) };
+        let run = *first as usize..*last as usize + 1;
         let (d, k) = (self.shape.hidden, self.shape.topk);
         let sent = &mut self.sent;
         sent.x.clear();
         sent.ids.clear();
         sent.weights.clear();
+        let scattered = run.len() > rows.len();
         for &row in &rows {
             let row = row as usize;
-            sent.x.extend(&self.x[row * d..(row + 1) * d]);
+            if scattered {
+                sent.x.extend(&self.x[row * d..(row + 1) * d]);
+            }
             sent.weights.extend(&self.weights[row * k..(row + 1) * k]);
             let start = sent.ids.len();
             sent.ids.extend(self.ids[row * k..(row + 1) * k].iter().map(|id| if holds(&shard, *id) { *id } else { -1 }));
@@ -243,8 +264,9 @@ impl<T: Transport> HostRows<T> {
         }
         let until = rows.iter().map(|row| self.step.segments[self.owner[*row as usize] as usize].deadline).min();
         let deadline = until.unwrap_or_else(Instant::now).min(Instant::now() + PATIENCE);
-        match self.transport.submit(self.layer as u16, shard.id, &sent.x, &sent.ids, &sent.weights, deadline) {
-            Ok(ticket) => Ok(Some(Pending { shard, rows, ticket })),
+        let x = if scattered { &sent.x } else { &self.x[run.start * d..run.end * d] };
+        match self.transport.submit(self.layer as u16, shard.id, x, &sent.ids, &sent.weights, deadline) {
+            Ok(ticket) => Ok(Some(Pending { shard, piece, rows, ticket })),
             Err(e) => self.fail_rows(&rows, &Failure::Internal { message: e.to_string() }).map(|()| None),
         }
     }
@@ -252,7 +274,7 @@ impl<T: Transport> HostRows<T> {
     /// Waits for one dispatch, as often as it takes, and adds its partials to the sum.
     fn receive(&mut self, pending: Pending<T::Ticket>) -> Result<(), HopError> {
         let mut next = Some(pending);
-        while let Some(Pending { shard, rows, ticket }) = next {
+        while let Some(Pending { shard, piece, rows, ticket }) = next {
             let len = rows.len() * self.shape.hidden;
             self.partial.resize(self.partial.len().max(len), 0.0);
             next = match self.transport.collect(ticket, &mut self.partial[..len]) {
@@ -263,7 +285,7 @@ impl<T: Transport> HostRows<T> {
                 Err(e @ LinkError::DeadlineNoHolder { .. }) => {
                     self.end_overdue(&rows, &e.to_string())?;
                     let left = rows.into_iter().filter(|row| self.failed[self.owner[*row as usize] as usize].is_none()).collect();
-                    self.send(shard, left)?
+                    self.send(shard, piece, left)?
                 }
                 Err(e) => {
                     self.fail_rows(&rows, &Failure::Internal { message: e.to_string() })?;
@@ -294,6 +316,15 @@ impl<T: Transport> HostRows<T> {
         self.fail_rows(&bad, &failure)
     }
 
+    /// Adds a piece of what a local shard computed.
+    fn add_local<B: Backend>(&mut self, b: &B, shard: u32, partial: &B::Buf, hidden: usize, piece: &Range<usize>) -> Result<(), HopError> {
+        let len = piece.len() * hidden;
+        self.partial.resize(self.partial.len().max(len), 0.0);
+        b.download(partial, piece.start * hidden, &mut self.partial[..len])?;
+        let rows: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
+        self.add_rows(shard, &rows)
+    }
+
     /// Ends the sequences among `rows` whose deadline has passed or that were cancelled.
     fn end_overdue(&mut self, rows: &[u32], why: &str) -> Result<(), HopError> {
         let now = Instant::now();
@@ -319,6 +350,11 @@ impl<T: Transport> HostRows<T> {
         }
         if self.failed.iter().all(Option::is_some) { Err(HopError::Abandoned) } else { Ok(()) }
     }
+}
+
+/// A step's rows in pieces.
+fn pieces(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(size).map(move |start| start..rows.min(start + size))
 }
 
 fn holds(shard: &Remote, id: i32) -> bool {
@@ -348,13 +384,15 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
         self.x.resize(rows.rows * d, 0.0);
         self.ids.resize(rows.rows * k, 0);
         self.weights.resize(rows.rows * k, 0.0);
-        b.download(rows.x, 0, &mut self.x)?;
         b.download_i32(rows.ids, 0, &mut self.ids)?;
         b.download(rows.weights, 0, &mut self.weights)?;
-        for shard in shards {
-            let rows = self.rows_for(&shard);
-            let sent = self.send(shard, rows)?;
-            self.pending.extend(sent);
+        for piece in pieces(rows.rows, self.piece_rows) {
+            b.download(rows.x, piece.start * d, &mut self.x[piece.start * d..piece.end * d])?;
+            for shard in &shards {
+                let rows = self.rows_for(shard, piece.clone());
+                let sent = self.send(shard.clone(), piece.start, rows)?;
+                self.pending.extend(sent);
+            }
         }
         Ok(())
     }
@@ -370,22 +408,19 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
         self.sum.clear();
         self.sum.resize(rows * hidden, 0.0);
         let waited = Instant::now();
-        let all: Vec<u32> = (0..rows as u32).collect();
-        let mut here = local.shards.iter().zip(local.partials.iter()).peekable();
-        for pending in std::mem::take(&mut self.pending) {
-            while let Some((id, partial)) = here.next_if(|(id, _)| **id < pending.shard.id) {
-                self.partial.resize(self.partial.len().max(rows * hidden), 0.0);
-                b.download(partial, 0, &mut self.partial[..rows * hidden])?;
-                self.add_rows(*id, &all)?;
+        for piece in pieces(rows, self.piece_rows) {
+            let mut here = local.shards.iter().zip(local.partials.iter()).peekable();
+            while let Some(pending) = self.pending.pop_front_if(|pending| pending.piece == piece.start) {
+                while let Some((id, partial)) = here.next_if(|(id, _)| **id < pending.shard.id) {
+                    self.add_local(b, *id, partial, hidden, &piece)?;
+                }
+                self.receive(pending)?;
             }
-            self.receive(pending)?;
+            for (id, partial) in here {
+                self.add_local(b, *id, partial, hidden, &piece)?;
+            }
+            b.upload(&self.sum[piece.start * hidden..piece.end * hidden], out, piece.start * hidden);
         }
-        for (id, partial) in here {
-            self.partial.resize(self.partial.len().max(rows * hidden), 0.0);
-            b.download(partial, 0, &mut self.partial[..rows * hidden])?;
-            self.add_rows(*id, &all)?;
-        }
-        b.upload(&self.sum, out, 0);
         let waited = waited.elapsed();
         telemetry::layer_wait(waited);
         if let Some(average) = self.waits.get_mut(self.layer) {
