@@ -34,6 +34,26 @@ DEVICE int best_of(const u32* keys, int n, u32* room) {
 
 #define MAX_EXPERTS 1024
 
+// The experts of the `topk` largest keys, in that order, by one warp that holds KEYS of them per lane; returns the sum of their scores.
+template <int KEYS>
+DEVICE float choose(const u32* keys, const float* score, int experts, int topk, int* ids) {
+    u32 own[KEYS];
+    float sum = 0.0f;
+    UNROLL for (int i = 0; i < KEYS; i++) own[i] = lane_id() + 32 * i < experts ? keys[lane_id() + 32 * i] : 0;
+    for (int n = 0; n < topk; n++) {
+        u32 top = 0;
+        UNROLL for (int i = 0; i < KEYS; i++) top = own[i] > top ? own[i] : top;
+        top = warp_most(top);
+        int at = 0x7fffffff;
+        UNROLL for (int i = KEYS - 1; i >= 0; i--) at = own[i] == top ? lane_id() + 32 * i : at;
+        at = (int)~warp_most(~(u32)at);
+        UNROLL for (int i = 0; i < KEYS; i++) own[i] = lane_id() + 32 * i == at ? 0 : own[i];
+        sum += score[at];
+        if (lane_id() == n % 32) ids[n] = at;
+    }
+    return sum;
+}
+
 // A block of 256 per row: sigmoid scores, bias for the choice only, groups by their two best, ties by lowest id.
 KERNEL BOUNDS(256)
 route(const float* logits, const float* bias, int experts, int topk, int groups, int topk_group, int norm_topk, float scale, int* ids,
@@ -43,6 +63,8 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
     SHARED u32 group[MAX_EXPERTS];
     SHARED u32 room[16];
     int r = block_x(), size = experts / groups;
+    begin_next();
+    await_ahead();
     const float* row = logits + (long long)r * experts;
     for (int e = tid(); e < experts; e += threads()) {
         score[e] = sigmoid(row[e]);
@@ -76,36 +98,7 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
         barrier();
     }
     if (tid() >= 32) return;
-    // One warp chooses: each lane keeps the best of its own experts, and looks for the next only when that one is taken.
-    float sum = 0.0f;
-    u32 top = 0;
-    int at = experts;
-    bool look = true;
-    for (int i = 0; i < topk; i++) {
-        if (look) {
-            top = 0;
-            at = experts;
-            for (int e = lane_id(); e < experts; e += 32)
-                if (key[e] > top) {
-                    top = key[e];
-                    at = e;
-                }
-        }
-        u32 best = top;
-        int where = at;
-        UNROLL for (int m = 16; m > 0; m >>= 1) {
-            u32 other = shuffle_bits(best, lane_id() ^ m);
-            int there = (int)shuffle_bits((u32)where, lane_id() ^ m);
-            if (other > best || (other == best && there < where)) {
-                best = other;
-                where = there;
-            }
-        }
-        look = where == at && (where & 31) == lane_id();
-        if (look) key[where] = 0;
-        sum += score[where];
-        if (lane_id() == i % 32) ids[r * topk + i] = where;
-    }
+    float sum = experts <= 384 ? choose<12>(key, score, experts, topk, ids + r * topk) : choose<32>(key, score, experts, topk, ids + r * topk);
     warp_barrier();
     for (int i = lane_id(); i < topk; i += 32) {
         float w = score[ids[r * topk + i]];
@@ -120,6 +113,8 @@ KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, 
     SHARED int next[MAX_EXPERTS];
     SHARED u32 room[32];
     for (int e = tid(); e <= held; e += threads()) count[e] = 0;
+    begin_next();
+    await_ahead();
     barrier();
     for (int p = tid(); p < pairs; p += threads()) {
         int e = ids[p] - first;
@@ -151,6 +146,8 @@ KERNEL BOUNDS(256) combine(const int* ids, const float* weights, int k, int firs
     SHARED int count;
     int r = block_x();
     if (tid() == 0) count = 0;
+    begin_next();
+    await_ahead();
     barrier();
     if (tid() < k) {
         int id = ids[r * k + tid()], e = id - first, rank = 0;

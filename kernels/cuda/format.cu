@@ -34,6 +34,8 @@ DEVICE int entry(const Tokens& t, const Tile& tile, int i) { return t.order ? t.
 // out[row, o] = x[row] . w[o]: a warp per output, lanes over K, eight rows at a time.
 KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, int wide, float* out, int out_stride, int round) {
     Tile tile;
+    begin_next();
+    await_ahead();
     if (!tile_of(t, 8, &tile)) return;
     int o = block_x() * 8 + (tid() >> 5);
     if (o >= m.rows) return;
@@ -68,6 +70,8 @@ KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, 
 KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, int wide, float* out, int out_stride, int round) {
     SHARED float sums[8][8];
     Tile tile;
+    begin_next();
+    if (t.tiles) await_ahead();
     if (!tile_of(t, 8, &tile)) return;
     int o = block_x(), warp = tid() >> 5, n = min_of(8, tile.count);
     Row r = row_of(m, tile.expert, o);
@@ -77,9 +81,12 @@ KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, 
         acc[i] = 0.0f;
         rows[i] = x + (long long)(i < n ? entry(t, tile, i) / t.divide : 0) * x_stride;
     }
-    UNROLL_2 for (int k = tid() * 8; k < m.cols; k += 2048) {
-        float w[8];
-        load8<WEIGHT>(m, r, k, w);
+    // Of up to 4096 columns, all weights are on their way before the activations are there.
+    float first[2][8];
+    UNROLL for (int u = 0; u < 2; u++)
+        if (tid() * 8 + u * 2048 < m.cols) load8<WEIGHT>(m, r, tid() * 8 + u * 2048, first[u]);
+    if (!t.tiles) await_ahead();
+    auto add = [&](const float* w, int k) {
         UNROLL for (int i = 0; i < 8; i++) {
             if (i < n) {
                 float v[8];
@@ -87,6 +94,13 @@ KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, 
                 UNROLL for (int j = 0; j < 8; j++) acc[i] = fma_of(w[j], round ? round_bf16(v[j]) : v[j], acc[i]);
             }
         }
+    };
+    UNROLL for (int u = 0; u < 2; u++)
+        if (tid() * 8 + u * 2048 < m.cols) add(first[u], tid() * 8 + u * 2048);
+    UNROLL_2 for (int k = tid() * 8 + 4096; k < m.cols; k += 2048) {
+        float w[8];
+        load8<WEIGHT>(m, r, k, w);
+        add(w, k);
     }
     UNROLL for (int i = 0; i < 8; i++) {
         float v = warp_sum(acc[i]);
@@ -102,88 +116,121 @@ KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, 
 
 #if TANDEM_MMA && WEIGHT >= 2
 
-// Rows of x for this lane: row g of each tile of 8.
+// Rows of x for this lane: row g of each tile of 8; any row where there is none, whose products nobody takes.
 template <int NT>
-DEVICE void lane_rows(const Tokens& t, const Tile& tile, const u8* x, int x_stride, int i0, const u8** rows) {
+DEVICE void lane_rows(const Tokens& t, const Tile& tile, const u8* x, int x_stride, const u8** rows) {
     UNROLL for (int j = 0; j < NT; j++) {
-        int i = i0 + j * 8 + (lane_id() >> 2);
-        rows[j] = i < tile.count ? x + (long long)(entry(t, tile, i) / t.divide) * x_stride * 2 : (const u8*)0;
+        int i = min_of(j * 8 + (lane_id() >> 2), tile.count - 1);
+        rows[j] = x + (long long)(entry(t, tile, i) / t.divide) * x_stride * 2;
     }
 }
 
 // Adds the warps' sums in order; `at` numbers (tile of 8 rows, lane, register).
 DEVICE float joined(const float* sums, int size, int at) {
     float v = 0.0f;
-    for (int w = 0; w < threads() >> 5; w++) v += sums[w * size + at];
+    UNROLL_4 for (int w = 0; w < threads() >> 5; w++) v += sums[w * size + at];
     return v;
+}
+
+// A block's products: `items` groups of 16 outputs, every so many blocks'th of them its own, with one tile of activations. Each warp takes its share of K;
+// the weights of its next steps are always on their way, also those of the next item's. `row(item, i)`: the matrix row of output i;
+// `finish(item, tile, sums, late)`: takes what the warps have summed and the factors of the rows.
+//
+// Where tiles are made by the kernel ahead, that one is awaited first; else only its activations are, once weights are coming.
+template <int NT, class R, class F>
+DEVICE void each_item(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int items, R row, F finish) {
+    const int SIDES = NT < 8 ? 2 : 1; // of what items share: with two, one may be read while the other is filled
+    SHARED ALIGNED float sums[SIDES][8 * NT * 128];
+    SHARED float late[SIDES][16];
+    typedef Coming<WEIGHT, NT> Next;
+    Tile tile;
+    begin_next();
+    if (t.tiles) await_ahead();
+    if (!tile_of(t, NT * 8, &tile)) return; // only ever of tiles
+    typedef Format<WEIGHT> W;
+    int warp = tid() >> 5, g = lane_id() >> 2, steps = div_up(m.cols, W::STEP), share = div_up(steps, threads() >> 5);
+    int first = warp * share, end = min_of(steps, first + share), item = block_x(), side = 0, lane_k = (lane_id() & 3) * W::EACH;
+    Place a = place_of<WEIGHT>(m, tile.expert, row(item, g)), b = place_of<WEIGHT>(m, tile.expert, row(item, g + 8));
+    Next next;
+    // The place of a step.
+    auto at = [](Place p, int step) {
+        p.q += (long long)step * (64 * Span<WEIGHT>::BYTES);
+        return p;
+    };
+    {
+        Place pa = at(a, first), pb = at(b, first);
+        UNROLL for (int u = 0; u < Next::AHEAD; u++)
+            if (first + u < end) next.load(u, m, pa, pb, first * W::STEP + lane_k);
+    }
+    if (!t.tiles) await_ahead();
+    const u8* rows[NT];
+    lane_rows<NT>(t, tile, x, x_stride, rows);
+    while (item < items) {
+        int then = item + blocks_x();
+        Place na = a, nb = b;
+        if (then < items) {
+            na = place_of<WEIGHT>(m, tile.expert, row(then, g));
+            nb = place_of<WEIGHT>(m, tile.expert, row(then, g + 8));
+        }
+        float acc[NT][4] = {};
+        UNROLL_1 for (int s = first; s < end; s += Next::AHEAD) {
+            bool here = s + Next::AHEAD < end;
+            int coming = here ? s + Next::AHEAD : first, left = here || then < items ? end - coming : 0;
+            Place pa = at(here ? a : na, coming), pb = at(here ? b : nb, coming);
+            UNROLL for (int u = 0; u < Next::AHEAD; u++) {
+                if (s + u < end) step_product<WEIGHT, NT>(next.a[u], next.b[u], rows, (s + u) * W::STEP + lane_k, acc);
+                if (u < left) next.load(u, m, pa, pb, coming * W::STEP + lane_k);
+            }
+        }
+        UNROLL for (int j = 0; j < NT; j++) {
+            float4 four = {acc[j][0], acc[j][1], acc[j][2], acc[j][3]};
+            *(float4*)&sums[side][warp * NT * 128 + j * 128 + lane_id() * 4] = four;
+        }
+        if (tid() < 16) late[side][tid()] = late_of<WEIGHT>(m, tile.expert, row(item, tid()));
+        barrier();
+        finish(item, tile, sums[side], late[side]);
+        if (SIDES == 1) barrier();
+        side = SIDES - 1 - side;
+        item = then;
+        a = na;
+        b = nb;
+    }
 }
 
 template <int NT>
 DEVICE void linear_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float* out, int out_stride) {
-    SHARED float sums[8 * NT * 128];
-    SHARED float late[16]; // factors of the tile's rows
-    Tile tile;
-    if (!tile_of(t, NT * 8, &tile)) return;
-    int o0 = block_x() * 16, warp = tid() >> 5, g = lane_id() >> 2;
-    Row ra = row_of(m, tile.expert, min_of(o0 + g, m.rows - 1)), rb = row_of(m, tile.expert, min_of(o0 + g + 8, m.rows - 1));
-    if (tid() < 32 && (lane_id() & 3) == 0) {
-        late[g] = ra.late * Format<WEIGHT>::LATE;
-        late[8 + g] = rb.late * Format<WEIGHT>::LATE;
-    }
-    int steps = div_up(m.cols, Format<WEIGHT>::STEP), share = div_up(steps, threads() >> 5);
-    for (int i0 = 0; i0 < tile.count; i0 += NT * 8) {
-        const u8* rows[NT];
-        lane_rows<NT>(t, tile, x, x_stride, i0, rows);
-        float acc[NT][4] = {};
-        product<WEIGHT, NT>(m, ra, rb, rows, warp * share, min_of(steps, (warp + 1) * share), acc);
-        UNROLL for (int j = 0; j < NT; j++)
-            UNROLL for (int c = 0; c < 4; c++) sums[warp * NT * 128 + j * 128 + lane_id() * 4 + c] = acc[j][c];
-        barrier();
-        for (int at = tid(); at < NT * 128; at += threads()) {
+    auto row = [&](int item, int i) { return min_of(item * 16 + i, m.rows - 1); };
+    auto finish = [&](int item, const Tile& tile, const float* sums, const float* late) {
+        UNROLL_1 for (int at = tid(); at < NT * 128; at += threads()) {
             int lane = (at >> 2) & 31, c = at & 3;
-            int o = o0 + (lane >> 2) + ((c >> 1) << 3), i = i0 + (at >> 7) * 8 + ((lane & 3) << 1) + (c & 1);
-            if (o < m.rows && i < tile.count) out[(long long)entry(t, tile, i) * out_stride + o] = joined(sums, NT * 128, at) * late[o - o0];
+            int o = (lane >> 2) + ((c >> 1) << 3), i = (at >> 7) * 8 + ((lane & 3) << 1) + (c & 1);
+            if (item * 16 + o < m.rows && i < tile.count)
+                out[(long long)entry(t, tile, i) * out_stride + item * 16 + o] = joined(sums, NT * 128, at) * late[o];
         }
-        barrier();
-    }
+    };
+    each_item<NT>(m, t, x, x_stride, div_up(m.rows, 16), row, finish);
 }
 
-// hidden[row, h] = swiglu(x[row] . gate[h], x[row] . up[h]) as bf16; gate lies over up: rows h and half + h. A block owns 8 of them. Rows of
+// hidden[row, h] = swiglu(x[row] . gate[h], x[row] . up[h]) as bf16; gate lies over up: rows h and half + h. An item is 8 of them. Rows of
 // hidden are `padded` wide, with zeros behind.
 template <int NT>
 DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float limit, u16* hidden, int padded) {
-    SHARED float sums[8 * NT * 128];
-    SHARED float late[16]; // factors of the tile's rows
-    Tile tile;
-    if (!tile_of(t, NT * 8, &tile)) return;
-    int half = m.rows >> 1, h0 = block_x() * 8, warp = tid() >> 5, g = lane_id() >> 2, h = min_of(h0 + g, half - 1);
-    Row ra = row_of(m, tile.expert, h), rb = row_of(m, tile.expert, half + h);
-    if (tid() < 32 && (lane_id() & 3) == 0) {
-        late[g] = ra.late * Format<WEIGHT>::LATE;
-        late[8 + g] = rb.late * Format<WEIGHT>::LATE;
-    }
-    int steps = div_up(m.cols, Format<WEIGHT>::STEP), share = div_up(steps, threads() >> 5);
-    for (int i0 = 0; i0 < tile.count; i0 += NT * 8) {
-        const u8* rows[NT];
-        lane_rows<NT>(t, tile, x, x_stride, i0, rows);
-        float acc[NT][4] = {};
-        product<WEIGHT, NT>(m, ra, rb, rows, warp * share, min_of(steps, (warp + 1) * share), acc);
-        UNROLL for (int j = 0; j < NT; j++)
-            UNROLL for (int c = 0; c < 4; c++) sums[warp * NT * 128 + j * 128 + lane_id() * 4 + c] = acc[j][c];
-        barrier();
-        for (int n = tid(); n < NT * 64; n += threads()) {
-            int row = n & 7, col = n >> 3; // of the 8 hidden; of the NT*8 activation rows
-            int at = (col >> 3) * 128 + (row * 4 + ((col & 7) >> 1)) * 4 + (col & 1), i = i0 + col;
+    int half = m.rows >> 1;
+    auto row = [&](int item, int i) { return min_of(item * 8 + (i & 7), half - 1) + (i < 8 ? 0 : half); };
+    auto finish = [&](int item, const Tile& tile, const float* sums, const float* late) {
+        UNROLL_1 for (int n = tid(); n < NT * 64; n += threads()) {
+            int o = n & 7, i = n >> 3, h = item * 8 + o; // of the 8 hidden; of the NT*8 activation rows
+            int at = (i >> 3) * 128 + (o * 4 + ((i & 7) >> 1)) * 4 + (i & 1);
             if (i < tile.count) {
                 u16* to = hidden + (long long)entry(t, tile, i) * padded;
-                float gate = joined(sums, NT * 128, at) * late[row], up = joined(sums, NT * 128, at + 2) * late[8 + row];
-                if (h0 + row < half) to[h0 + row] = to_bf16(swiglu(gate, up, limit));
-                if (h0 + 8 >= half && row == 0)
-                    for (int h = half; h < padded; h++) to[h] = 0;
+                float gate = joined(sums, NT * 128, at) * late[o], up = joined(sums, NT * 128, at + 2) * late[8 + o];
+                if (h < half) to[h] = to_bf16(swiglu(gate, up, limit));
+                if (item * 8 + 8 >= half && o == 0)
+                    for (int z = half; z < padded; z++) to[z] = 0;
             }
         }
-        barrier();
-    }
+    };
+    each_item<NT>(m, t, x, x_stride, div_up(half, 8), row, finish);
 }
 
 // Many rows: a block owns 64 rows of activations and 16 outputs (or 8 hidden) per warp; all of K passes each warp, share by share in the order
@@ -196,11 +243,13 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
     SHARED ALIGNED u8 stage[2][ROWS * LINE];
     SHARED int from[ROWS], to[ROWS];
     Tile tile;
+    begin_next();
+    await_ahead();
     if (!tile_of(t, ROWS, &tile)) return;
     int warp = tid() >> 5, g = lane_id() >> 2, q = lane_id() & 3, half = m.rows >> 1;
     int o = GLU ? (block_x() * 8 + warp) * 8 + g : (block_x() * 8 + warp) * 16 + g;
-    Row ra = row_of(m, tile.expert, min_of(o, GLU ? half - 1 : m.rows - 1));
-    Row rb = row_of(m, tile.expert, GLU ? half + min_of(o, half - 1) : min_of(o + 8, m.rows - 1));
+    int row_a = min_of(o, GLU ? half - 1 : m.rows - 1), row_b = GLU ? half + min_of(o, half - 1) : min_of(o + 8, m.rows - 1);
+    Place place_a = place_of<WEIGHT>(m, tile.expert, row_a), place_b = place_of<WEIGHT>(m, tile.expert, row_b);
     int steps = div_up(m.cols, F::STEP), share = div_up(steps, shares);
     for (int i = tid(); i < ROWS; i += threads()) {
         to[i] = i < tile.count ? entry(t, tile, i) : -1;
@@ -218,15 +267,16 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
     };
     float acc[8][4] = {}, total[8][4] = {};
     fetch(0);
-    typename F::Raw a = F::load(m, ra, q * E), b = F::load(m, rb, q * E);
+    typename F::Raw a = F::load(m, place_a.q, place_a.s, q * E), b = F::load(m, place_b.q, place_b.s, q * E);
     for (int s = 0; s < steps; s++) {
         typename F::Raw next_a, next_b;
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         barrier();
         if (s + 1 < steps) {
             fetch(s + 1);
-            next_a = F::load(m, ra, (s + 1) * F::STEP + q * E);
-            next_b = F::load(m, rb, (s + 1) * F::STEP + q * E);
+            long long on = (s + 1ll) * (64 * Span<WEIGHT>::BYTES);
+            next_a = F::load(m, place_a.q + on, place_a.s, (s + 1) * F::STEP + q * E);
+            next_b = F::load(m, place_b.q + on, place_b.s, (s + 1) * F::STEP + q * E);
         }
         u32 pa[E / 2], pb[E / 2];
         F::unpack(a, pa);
@@ -263,7 +313,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
         b = next_b;
         barrier();
     }
-    float late_a = ra.late * F::LATE, late_b = rb.late * F::LATE;
+    float late_a = late_of<WEIGHT>(m, tile.expert, row_a), late_b = late_of<WEIGHT>(m, tile.expert, row_b);
     UNROLL for (int j = 0; j < 8; j++)
         UNROLL for (int c = 0; c < 2; c++) {
             int row = to[j * 8 + q * 2 + c];
@@ -288,12 +338,6 @@ KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int sh
     big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
 }
 
-// More blocks at a time beat more loads ahead in each (measured on H200).
-#if WEIGHT == 2
-#define MANY_BLOCKS BOUNDS_3
-#else
-#define MANY_BLOCKS BOUNDS_4
-#endif
 #define FEW(NT, BLOCKS) \
     KERNEL BLOCKS(256) linear_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
         linear_tile<NT>(m, t, x, x_stride, out, out_stride); \
@@ -301,8 +345,8 @@ KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int sh
     KERNEL BLOCKS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
         glu_tile<NT>(m, t, x, x_stride, limit, hidden, padded); \
     }
-FEW(1, MANY_BLOCKS)
-FEW(2, BOUNDS)
+FEW(1, BOUNDS_2)
+FEW(2, BOUNDS_2)
 FEW(8, BOUNDS)
 
 #endif

@@ -42,6 +42,8 @@ index_pool(Step b, Columns c, Indexer p, const float* weight, const float* bias,
     SHARED float keys[MAX_POOL * MAX_DIM];
     SHARED float room[32];
     int r = block_x();
+    begin_next();
+    await_ahead();
     Segment s = b.segments[b.row_segment[r]];
     int pos = s.pos0 + r - s.row0;
     float* tail = tails + ((long long)s.slot * layers + layer) * p.kpool * 2 * p.dim;
@@ -79,6 +81,8 @@ index_pool(Step b, Columns c, Indexer p, const float* weight, const float* bias,
 KERNEL BOUNDS(128)
 index_tail(Step b, Columns c, Indexer p, const float* weight, const float* bias, float* tails, int layers, int layer) {
     SHARED float room[32];
+    begin_next();
+    await_ahead();
     Segment s = b.segments[block_x()];
     if (s.rows == 1) return;
     float* tail = tails + ((long long)s.slot * layers + layer) * p.kpool * 2 * p.dim;
@@ -95,6 +99,8 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
     extern SHARED float shared[];
     SHARED float part[4][POOLS];
     int r = row0 + block_y(), first = block_x() * POOLS, wide = (p.dim + 3) / 4 * 4, stride = wide + 4;
+    begin_next();
+    await_ahead();
     Segment s = b.segments[b.row_segment[r]];
     int visible = s.pos0 + r - s.row0 + 1, pools = visible / p.kpool;
     if (first >= pools || visible <= p.topk + (p.tail ? p.kpool - 1 : 0)) return;
@@ -106,22 +112,11 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
         from[tid()] = pool < pools ? place_in(b, s, pool * p.kpool, page_tokens, layers, layer) / p.kpool * p.dim : -1;
     }
     barrier();
-    if (p.dim == 128) {
-        const float4* asked = (const float4*)(iq + (long long)r * p.heads * 128);
-        for (int i = tid(); i < p.heads * 32; i += threads()) ((float4*)q)[i] = asked[i];
-        UNROLL for (int i = 0; i < POOLS * 32 / 256; i++) {
-            int at = i * 256 + tid(), pool = at >> 5, k = at & 31;
-            float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (from[pool] >= 0) v = ((const float4*)(pooled + from[pool]))[k];
-            *(float4*)(keys + pool * stride + 4 * k) = v;
-        }
-    } else {
-        for (int i = tid(); i < p.heads * wide; i += threads())
-            q[i] = i % wide < p.dim ? iq[((long long)r * p.heads + i / wide) * p.dim + i % wide] : 0.0f;
-        for (int i = tid(); i < POOLS * wide; i += threads()) {
-            int k = i % wide;
-            keys[i / wide * stride + k] = from[i / wide] >= 0 && k < p.dim ? pooled[from[i / wide] + k] : 0.0f;
-        }
+    for (int i = tid(); i < p.heads * wide; i += threads())
+        q[i] = i % wide < p.dim ? iq[((long long)r * p.heads + i / wide) * p.dim + i % wide] : 0.0f;
+    for (int i = tid(); i < POOLS * wide; i += threads()) {
+        int k = i % wide;
+        keys[i / wide * stride + k] = from[i / wide] >= 0 && k < p.dim ? pooled[from[i / wide] + k] : 0.0f;
     }
     barrier();
     int mine = tid() & (POOLS - 1), quarter = tid() / POOLS;
@@ -143,14 +138,113 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
         scores[(long long)block_y() * s_stride + first + tid()] = ((part[0][tid()] + part[1][tid()]) + part[2][tid()]) + part[3][tid()];
 }
 
+#define KEY_LINE 132 // floats of a row of 128 in shared memory
+
+// The same for 32 heads of 128. A block scores 8 PER pools; each of its 64 groups of four threads holds PER x 4 dot products, a thread a quarter
+// of the channels, so that what comes from shared memory is used PER or four times. The order of sums is the same for any PER.
+template <int PER>
+DEVICE void score_wide(const Step& b, const Indexer& p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens,
+                       int layers, int layer, int row0, float* scores, int s_stride) {
+    const int MANY = 8 * PER;
+    extern SHARED float shared[]; // as in `index_score`
+    float* q = shared;                  // [32][KEY_LINE]
+    float* keys = q + 32 * KEY_LINE;    // [MANY][KEY_LINE]
+    float* parts = shared;              // [4][MANY][33], over both once they are used up
+    SHARED long long from[MANY];
+    int r = row0 + block_y(), first = block_x() * MANY, lane = lane_id(), warp = tid() >> 5;
+    begin_next();
+    await_ahead();
+    Segment s = b.segments[b.row_segment[r]];
+    int visible = s.pos0 + r - s.row0 + 1, pools = visible / p.kpool;
+    if (first >= pools || visible <= p.topk + (p.tail ? p.kpool - 1 : 0)) return;
+    const float4* asked = (const float4*)(iq + (long long)r * 32 * 128);
+    float4 own[4];
+    UNROLL for (int i = 0; i < 4; i++) own[i] = asked[i * 256 + tid()];
+    float gain = weights[(long long)r * w_stride + lane] * (1.0f / sqrt_of(32.0f));
+    if (tid() < MANY) {
+        int pool = first + tid();
+        from[tid()] = pool < pools ? place_in(b, s, pool * p.kpool, page_tokens, layers, layer) / p.kpool * 128 : -1;
+    }
+    barrier();
+    float4 line[PER];
+    UNROLL for (int i = 0; i < PER; i++) {
+        long long at = from[i * 8 + warp];
+        line[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (at >= 0) line[i] = ((const float4*)(pooled + at))[lane];
+    }
+    UNROLL for (int i = 0; i < 4; i++) *(float4*)(q + (i * 8 + warp) * KEY_LINE + lane * 4) = own[i];
+    UNROLL for (int i = 0; i < PER; i++) *(float4*)(keys + (i * 8 + warp) * KEY_LINE + lane * 4) = line[i];
+    barrier();
+    int pool0 = lane & 7, head0 = lane >> 3 | (warp & 1) << 2, quarter = warp >> 1; // pools 8 apart, heads 8 apart
+    float acc[PER][4] = {};
+    UNROLL_2 for (int k = quarter * 32; k < quarter * 32 + 32; k += 4) {
+        float4 x[4];
+        UNROLL for (int j = 0; j < 4; j++) x[j] = *(const float4*)(q + (head0 + 8 * j) * KEY_LINE + k);
+        UNROLL for (int i = 0; i < PER; i++) {
+            float4 y = *(const float4*)(keys + (pool0 + 8 * i) * KEY_LINE + k);
+            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = fma_of(x[j].w, y.w, fma_of(x[j].z, y.z, fma_of(x[j].y, y.y, fma_of(x[j].x, y.x, acc[i][j]))));
+        }
+    }
+    barrier();
+    UNROLL for (int i = 0; i < PER; i++)
+        UNROLL for (int j = 0; j < 4; j++) parts[(quarter * MANY + pool0 + 8 * i) * 33 + head0 + 8 * j] = acc[i][j];
+    barrier();
+    UNROLL for (int i = 0; i < PER; i++) {
+        const float* of = parts + (i * 8 + warp) * 33 + lane;
+        float dot = ((of[0] + of[MANY * 33]) + of[2 * MANY * 33]) + of[3 * MANY * 33];
+        float sum = warp_sum(gain * at_least(dot * (1.0f / sqrt_of(128.0f)), 0.0f));
+        if (lane == 0 && first + i * 8 + warp < pools) scores[(long long)block_y() * s_stride + first + i * 8 + warp] = sum;
+    }
+}
+KERNEL BOUNDS(256)
+index_score_2(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
+              int row0, float* scores, int s_stride) {
+    score_wide<2>(b, p, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores, s_stride);
+}
+KERNEL BOUNDS(256)
+index_score_8(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
+              int row0, float* scores, int s_stride) {
+    score_wide<8>(b, p, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores, s_stride);
+}
+
+#define HELD 8      // keys of a thread that stay in registers
+#define DIGIT 2048  // values of a digit: keys of 32 bits have three
+#define MOST_KEPT 4 // tokens of a pool that are written without a loop
+
+// A thread's keys among those of its warp's consecutive pools, 32 apart; 0 where there is none, below every score.
+struct Keys {
+    const float* scores;
+    int pools, first, each;
+    u32 held[HELD];
+
+    DEVICE_MEMBER Keys(const float* row, int all) : scores(row), pools(all), first(0), each(div_up(all, 1024)) {
+        first = (tid() >> 5) * 32 * each + lane_id();
+        UNROLL for (int i = 0; i < HELD; i++) held[i] = i < each ? at(i) : 0;
+    }
+    DEVICE_MEMBER u32 at(int i) const { return first + 32 * i < pools ? ordered(scores[first + 32 * i]) : 0; }
+
+    // f(i, key) for each of them in order; all lanes of a warp together.
+    template <class F>
+    DEVICE_MEMBER void visit(F f) const {
+        if (each <= HELD) {
+            UNROLL for (int i = 0; i < HELD; i++)
+                if (i < each) f(i, held[i]);
+        } else {
+            UNROLL_8_WARP for (int i = 0; i < each; i++) f(i, at(i));
+        }
+    }
+};
+
 // selected[r]: the positions that row r attends to, ascending, -1 behind. A block of 1024 per row: a radix search for the edge of the best
-// pools (ties by lowest pool), then one pass that writes them in order.
+// pools (ties by lowest pool), then one pass that writes them in order. A warp owns consecutive pools.
 KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_stride, int row0, int* selected) {
-    SHARED int count[256];
+    SHARED int count[DIGIT];
     SHARED u32 room[32];
     SHARED u32 edge;
     SHARED int equals;
     int r = row0 + block_x(), width = p.topk + (p.tail ? p.kpool - 1 : 0), take = p.topk / p.kpool;
+    begin_next();
+    await_ahead();
     Segment s = b.segments[b.row_segment[r]];
     int visible = s.pos0 + r - s.row0 + 1, pools = visible / p.kpool;
     int* to = selected + (long long)r * width;
@@ -158,44 +252,60 @@ KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_s
         for (int i = tid(); i < width; i += threads()) to[i] = i < visible ? i : -1;
         return;
     }
-    const float* mine = scores + (long long)block_x() * s_stride;
+    Keys keys(scores + (long long)block_x() * s_stride, pools);
     if (tid() == 0) {
         edge = 0;
         equals = take; // of those at the edge, as many are still wanted
     }
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = tid(); i < 256; i += threads()) count[i] = 0;
+    for (int shift = 21; shift >= -1; shift -= 11) {
+        // Digits of 11 bits from the top; the last has 10.
+        int low = max_of(shift, 0), bits = shift < 0 ? 10 : 11;
+        for (int i = tid(); i < DIGIT; i += 1024) count[i] = 0;
         barrier();
-        u32 above = shift == 24 ? 0 : ~0u << (shift + 8), known = edge;
-        for (int i = tid(); i < pools; i += threads()) {
-            u32 key = ordered(mine[i]);
-            if ((key & above) == (known & above)) count_up(&count[(key >> shift) & 255u], 1);
-        }
+        u32 known = edge, above = bits + low >= 32 ? 0 : ~0u << (bits + low);
+        int wanted = equals;
+        keys.visit([&](int, u32 k) {
+            // Digits of a warp are mostly one: what the first of its lanes has is added for all at once.
+            bool counts = k != 0 && (k & above) == known;
+            u32 digit = (k >> low) & ((1u << bits) - 1u), those = votes(counts);
+            if (those == 0) return;
+            int leader = first_of(those);
+            u32 common = shuffle_bits(digit, leader), equal = votes(counts && digit == common);
+            if (lane_id() == leader) count_up(&count[digit], ones(equal));
+            else if (counts && !(equal >> lane_id() & 1u)) count_up(&count[digit], 1);
+        });
         barrier();
         // Digits from the largest down: the one at which the count reaches what is wanted.
-        int wanted = equals, all, mine_at = tid() < 256 ? count[255 - tid()] : 0;
-        int before = count_before(mine_at, room, &all);
-        barrier();
-        if (tid() < 256 && before < wanted && before + mine_at >= wanted) {
-            edge = known | ((u32)(255 - tid()) << shift);
-            equals = wanted - before;
+        int one = count[DIGIT - 1 - 2 * tid()], two = count[DIGIT - 2 - 2 * tid()], all, before = count_before(one + two, room, &all);
+        if (before < wanted && before + one + two >= wanted) {
+            bool at_one = before + one >= wanted;
+            edge = known | (u32)(DIGIT - (at_one ? 1 : 2) - 2 * tid()) << low;
+            equals = wanted - before - (at_one ? 0 : one);
         }
         barrier();
     }
-    int greater = 0, same = 0; // before the chunk
-    for (int i0 = 0; i0 < pools; i0 += threads()) {
-        int i = i0 + tid(), total;
-        u32 key = i < pools ? ordered(mine[i]) : 0;
-        int is_greater = key > edge, is_same = key == edge && i < pools;
-        int before = count_before(is_greater | (is_same << 16), room, &total);
-        int g = greater + (before & 0xffff), e = same + (before >> 16);
-        if (is_greater || (is_same && e < equals)) {
-            int at = (g + min_of(e, equals)) * p.kpool;
-            for (int t = 0; t < p.kpool; t++) to[at + t] = i * p.kpool + t;
+    u32 last = edge, below = (1u << lane_id()) - 1u;
+    int wanted = equals, greater = 0, same = 0;
+    keys.visit([&](int, u32 k) {
+        greater += ones(votes(k > last));
+        same += ones(votes(k == last));
+    });
+    // A warp's numbers count once; then of all warps before it.
+    int all, g = count_before(lane_id() == 0 ? greater : 0, room, &all), e = count_before(lane_id() == 0 ? same : 0, room, &all);
+    g = (int)shuffle_bits((u32)g, 0);
+    e = (int)shuffle_bits((u32)e, 0);
+    keys.visit([&](int i, u32 k) {
+        u32 greaters = votes(k > last), equal = votes(k == last);
+        int my_g = g + ones(greaters & below), my_e = e + ones(equal & below);
+        if (k > last || (k == last && my_e < wanted)) {
+            int at = (my_g + min_of(my_e, wanted)) * p.kpool, from = (keys.first + 32 * i) * p.kpool;
+            UNROLL for (int t = 0; t < MOST_KEPT; t++)
+                if (t < p.kpool) to[at + t] = from + t;
+            for (int t = MOST_KEPT; t < p.kpool; t++) to[at + t] = from + t;
         }
-        greater += total & 0xffff;
-        same += total >> 16;
-    }
+        g += ones(greaters);
+        e += ones(equal);
+    });
     int at = take * p.kpool, end = p.tail ? visible - pools * p.kpool : 0;
     for (int i = tid(); at + i < width; i += threads()) to[at + i] = i < end ? pools * p.kpool + i : -1;
 }

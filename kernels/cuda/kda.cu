@@ -3,7 +3,7 @@
 // A thread owns one value column of the state for 32 keys, in registers, for all rows of the segment: memory sees the state once per
 // step. Rows are prepared eight at a time and pass the recurrence one by one, so that any grouping of a sequence's rows into steps gives
 // the same bits. Neighbours: cuda/ops.rs; the formulas are reference/kda.rs.
-#include "step.cuh"
+#include "kda.cuh"
 
 #define WIDEST 128 // head_dim
 #define KEYS 32    // of one thread
@@ -11,25 +11,23 @@
 #define TOKENS 8   // prepared together
 #define MAX_TAPS 8
 
-struct Kda {
-    int heads, dim, taps;
-    float bound; // lower bound of the log decay; NaN: the softplus form
-    float eps;
-};
-
 // Input of channel `c` at token `t` of the segment; negative: from before the step.
 DEVICE float tap(const float* proj, int stride, const float* carry, int width, int taps, int t, int c) {
     return t >= 0 ? proj[(long long)t * stride + c] : carry[(long long)(taps - 1 + t) * width + c];
 }
 
+// Segments of `least` to `most` rows; others are left to `kda_one` and kda_chunk.cu.
 KERNEL BOUNDS(512)
-kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
+kda(Step b, Kda p, int least, int most, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
     const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
     SHARED ALIGNED float q[TOKENS][WIDEST], k[TOKENS][WIDEST], v[TOKENS][WIDEST], e[TOKENS][WIDEST], o[TOKENS][WIDEST];
     SHARED float part[2][2][GROUPS][WIDEST];
     SHARED float beta[TOKENS], qk[TOKENS];
     int h = block_x(), d = p.dim, hd = p.heads * d, warp = tid() >> 5;
+    begin_next();
+    await_ahead();
     Segment s = b.segments[block_y()];
+    if (s.rows < least || s.rows > most) return;
     long long unit = (long long)s.slot * layers + layer;
     float* state = states + (unit * p.heads + h) * d * d;
     float* carry = carries + unit * (p.taps - 1) * 3 * hd;
@@ -61,7 +59,7 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
         UNROLL_1 for (int at = tid(); at < n * d; at += threads()) {
             int t = at / d, i = at % d;
             float z = f[(long long)(s.row0 + t0 + t) * hd + h * d + i] + dt_bias[h * d + i];
-            e[t][i] = exp_of(is_nan(p.bound) ? -decay * softplus(z) : p.bound * sigmoid(decay * z));
+            e[t][i] = exp_of(log_decay(p, decay, z));
         }
         if (tid() < n) beta[tid()] = sigmoid(proj[(long long)(t0 + tid()) * stride + beta0 + h]);
         barrier();
@@ -139,5 +137,125 @@ kda(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, con
             if (i < p.taps - 1) kept[i] = tap(proj, stride, carry, 3 * hd, p.taps, s.rows + i - (p.taps - 1), ch);
         UNROLL for (int i = 0; i < MAX_TAPS; i++)
             if (i < p.taps - 1) carry[(long long)i * 3 * hd + ch] = kept[i];
+    }
+}
+
+// One row of a sequence, for heads of 128 and four taps: what decoding asks for. A block per head and sequence, two of them on a multiprocessor so
+// that one's state is on its way while the other computes. A warp owns 32 keys and 32 columns of the state: 8 lanes a row of 16 bytes each,
+// four rows at a time.
+KERNEL BOUNDS_2(512)
+kda_one(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
+        const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
+    SHARED ALIGNED float in[3][128], e[128]; // q, k, v before norms; decays
+    SHARED ALIGNED float part[2][4][128];
+    SHARED float squares[4];
+    int h = block_x(), hd = p.heads * 128, warp = tid() >> 5, four = warp & 3, group = warp >> 2, sub = lane_id() >> 3;
+    int col = four * 32 + (lane_id() & 7) * 4, third = tid() >> 7, i = tid() & 127, ch = third * hd + h * 128 + i;
+    float4 taps = {0.0f, 0.0f, 0.0f, 0.0f};
+    float bias = 0.0f, decay = 0.0f;
+    begin_next();
+    if (third < 3) {
+        taps = *(const float4*)(conv + ch * 4);
+    } else {
+        bias = dt_bias[h * 128 + i];
+        decay = exp_of(a_log[h]);
+    }
+    await_ahead();
+    Segment s = b.segments[block_y()];
+    if (s.rows != 1) return;
+    long long unit = (long long)s.slot * layers + layer;
+    float* state = states + ((unit * p.heads + h) * 128 + group * 32 + sub) * 128 + col;
+    float4 own[8];
+    UNROLL for (int k = 0; k < 8; k++) own[k] = *(const float4*)(state + k * 512);
+    const float* row = proj + (long long)s.row0 * stride;
+    float strength = row[beta0 + h];
+    float4 gate = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (group == 0 && sub == 0) gate = *(const float4*)(g + (long long)s.row0 * hd + h * 128 + col);
+    if (third < 3) {
+        float* carry = carries + unit * 9 * hd + ch;
+        float x0 = carry[0], x1 = carry[3ll * hd], x2 = carry[6ll * hd], x3 = row[ch];
+        in[third][i] = silu(fma_of(taps.w, x3, fma_of(taps.z, x2, fma_of(taps.y, x1, taps.x * x0))));
+        carry[0] = x1;
+        carry[3ll * hd] = x2;
+        carry[6ll * hd] = x3;
+    } else {
+        float z = f[(long long)s.row0 * hd + h * 128 + i] + bias;
+        e[i] = exp_of(log_decay(p, decay, z));
+    }
+    barrier();
+    float4 q4 = ((const float4*)in[0])[lane_id()], k4 = ((const float4*)in[1])[lane_id()];
+    float qq = fma_of(q4.w, q4.w, fma_of(q4.z, q4.z, fma_of(q4.y, q4.y, q4.x * q4.x)));
+    float kk = fma_of(k4.w, k4.w, fma_of(k4.z, k4.z, fma_of(k4.y, k4.y, k4.x * k4.x)));
+    float qk = fma_of(q4.w, k4.w, fma_of(q4.z, k4.z, fma_of(q4.y, k4.y, q4.x * k4.x)));
+    UNROLL for (int m = 16; m > 0; m >>= 1) {
+        qq += shuffle(qq, lane_id() ^ m);
+        kk += shuffle(kk, lane_id() ^ m);
+        qk += shuffle(qk, lane_id() ^ m);
+    }
+    float qs = 1.0f / sqrt_of(qq + 1e-6f) * (1.0f / sqrt_of(128.0f)), ks = 1.0f / sqrt_of(kk + 1e-6f), beta = sigmoid(strength);
+    float sums[8] = {}; // of this lane's keys, for its four columns: k . state, q . state
+    UNROLL for (int k = 0; k < 8; k++) {
+        int key = group * 32 + k * 4 + sub;
+        float fade = e[key], by_q = in[0][key], by_k = in[1][key];
+        own[k].x *= fade;
+        own[k].y *= fade;
+        own[k].z *= fade;
+        own[k].w *= fade;
+        sums[0] = fma_of(by_k, own[k].x, sums[0]);
+        sums[1] = fma_of(by_k, own[k].y, sums[1]);
+        sums[2] = fma_of(by_k, own[k].z, sums[2]);
+        sums[3] = fma_of(by_k, own[k].w, sums[3]);
+        sums[4] = fma_of(by_q, own[k].x, sums[4]);
+        sums[5] = fma_of(by_q, own[k].y, sums[5]);
+        sums[6] = fma_of(by_q, own[k].z, sums[6]);
+        sums[7] = fma_of(by_q, own[k].w, sums[7]);
+    }
+    // Over the four lanes of a column: the first exchange leaves a lane one of the two sums, the second half of its columns.
+    bool is_q = (sub & 2) != 0, is_high = (sub & 1) != 0;
+    UNROLL for (int k = 0; k < 4; k++) {
+        float give = is_q ? sums[k] : sums[k + 4], keep = is_q ? sums[k + 4] : sums[k];
+        sums[k] = keep + shuffle(give, lane_id() ^ 16);
+    }
+    UNROLL for (int k = 0; k < 2; k++) {
+        float give = is_high ? sums[k] : sums[k + 2], keep = is_high ? sums[k + 2] : sums[k];
+        part[is_q][group][col + 2 * is_high + k] = keep + shuffle(give, lane_id() ^ 8);
+    }
+    barrier();
+    float4 read = {0.0f, 0.0f, 0.0f, 0.0f}, seen = {0.0f, 0.0f, 0.0f, 0.0f}, value = *(const float4*)&in[2][col], u, o;
+    UNROLL for (int k = 0; k < 4; k++) {
+        float4 x = *(const float4*)&part[0][k][col], y = *(const float4*)&part[1][k][col];
+        read.x += x.x;
+        read.y += x.y;
+        read.z += x.z;
+        read.w += x.w;
+        seen.x += y.x;
+        seen.y += y.y;
+        seen.z += y.z;
+        seen.w += y.w;
+    }
+    u.x = beta * (value.x - ks * read.x);
+    u.y = beta * (value.y - ks * read.y);
+    u.z = beta * (value.z - ks * read.z);
+    u.w = beta * (value.w - ks * read.w);
+    UNROLL for (int k = 0; k < 8; k++) {
+        float by = in[1][group * 32 + k * 4 + sub] * ks;
+        float4 next = {fma_of(by, u.x, own[k].x), fma_of(by, u.y, own[k].y), fma_of(by, u.z, own[k].z), fma_of(by, u.w, own[k].w)};
+        *(float4*)(state + k * 512) = next;
+    }
+    float both = qk * qs * ks;
+    o.x = fma_of(both, u.x, qs * seen.x);
+    o.y = fma_of(both, u.y, qs * seen.y);
+    o.z = fma_of(both, u.z, qs * seen.z);
+    o.w = fma_of(both, u.w, qs * seen.w);
+    float square = fma_of(o.w, o.w, fma_of(o.z, o.z, fma_of(o.y, o.y, o.x * o.x)));
+    UNROLL for (int m = 4; m > 0; m >>= 1) square += shuffle(square, lane_id() ^ m);
+    if (group == 0 && lane_id() == 0) squares[four] = square;
+    barrier();
+    if (group == 0 && sub == 0) {
+        float inv = 1.0f / sqrt_of((((squares[0] + squares[1]) + squares[2]) + squares[3]) / 128.0f + p.eps);
+        float4 norm = *(const float4*)(o_norm + col);
+        float4 to = {o.x * inv * norm.x * sigmoid(gate.x), o.y * inv * norm.y * sigmoid(gate.y), o.z * inv * norm.z * sigmoid(gate.z),
+                     o.w * inv * norm.w * sigmoid(gate.w)};
+        *(float4*)(out + (long long)s.row0 * hd + h * 128 + col) = to;
     }
 }

@@ -1,5 +1,6 @@
 // Hyper-connections between two sublayers: `mhc_mix` ends the one (post) and gathers what the gates of the next need; `mhc_read` makes the
-// gates, reads the streams through them and norms. Everything in f32 whatever the precision. Neighbours: cuda/ops.rs, rows.cu.
+// gates, reads the streams through them and norms; the release's four streams have kernels of their own. Everything in f32 whatever the
+// precision. Neighbours: cuda/ops.rs, rows.cu.
 #include "weights.cuh"
 
 #define MAX_STREAMS 8
@@ -36,54 +37,31 @@ DEVICE float slice_part(const Matrix& fn, int j, const float* s, int n, int d, i
     return sum;
 }
 
-// Block (slice, row). With `y`: streams[m] = post[m] y + sum_n comb[n, m] streams[n] first, in place. Then partial[row, slice, j] = the
+// Block (slice, row). With `y`: streams[m] = post[m] y + sum_n comb[n, m] streams[n] first, in place. Then partial[row, j, slice] = the
 // slice's part of fn[j] . streams for each gate j, and of |streams|^2 behind them. Only post where `fn` has no rows.
 KERNEL BOUNDS(256)
 mhc_mix(Matrix fn, const float* y, const float* post, const float* comb, int n, int d, float* streams, float* partial) {
     SHARED float s[MAX_STREAMS * SLICE];
-    SHARED float sums[8][MAX_GATES + 1];
     int r = block_y(), c0 = block_x() * SLICE, width = min_of(SLICE, d - c0), slices = div_up(d, SLICE);
     float* mine = streams + (long long)r * n * d + c0;
-    // The release's shape: a thread per element, its column of fn in flight before the streams arrive.
-    bool common = n == 4 && width == SLICE && fn.type == T_F32 && fn.rows == 24;
-    float w[24];
-    if (common) {
-        const float* from = (const float*)fn.q + (long long)(tid() >> 6) * d + c0 + (tid() & 63);
-        UNROLL for (int j = 0; j < 24; j++) w[j] = from[(long long)j * (fn.q_row >> 2)];
-    }
+    begin_next();
+    await_ahead();
     if (y) {
         for (int i = tid(); i < n * width; i += threads()) s[i / width * SLICE + i % width] = mine[(long long)(i / width) * d + i % width];
         barrier();
     }
-    float v = 0.0f;
     for (int i = tid(); i < n * width; i += threads()) {
         int m = i / width, c = i % width;
+        float v = mine[(long long)m * d + c];
         if (y) {
             v = post[r * n + m] * y[(long long)r * d + c0 + c];
             for (int k = 0; k < n; k++) v = fma_of(comb[(r * n + k) * n + m], s[k * SLICE + c], v);
             mine[(long long)m * d + c] = v;
         } else {
-            v = mine[(long long)m * d + c];
+            s[m * SLICE + c] = v; // else the old streams are still being read
         }
-        if (y && !common) continue; // the old streams are still being read
-        s[m * SLICE + c] = v;
     }
     if (fn.rows == 0) return;
-    if (common) {
-        float square = warp_sum(v * v);
-        UNROLL for (int j = 0; j < 24; j++) w[j] = warp_sum(w[j] * v);
-        if (lane_id() == 0) {
-            UNROLL for (int j = 0; j < 24; j++) sums[tid() >> 5][j] = w[j];
-            sums[tid() >> 5][24] = square;
-        }
-        barrier();
-        if (tid() < 25) {
-            float sum = 0.0f;
-            UNROLL for (int k = 0; k < 8; k++) sum += sums[k][tid()];
-            partial[((long long)r * slices + block_x()) * 25 + tid()] = sum;
-        }
-        return;
-    }
     barrier();
     if (y) {
         // Written above by the same threads.
@@ -98,33 +76,83 @@ mhc_mix(Matrix fn, const float* y, const float* post, const float* comb, int n, 
             for (int m = 0; m < n; m++)
                 for (int c = lane_id(); c < width; c += 32) sum = fma_of(s[m * SLICE + c], s[m * SLICE + c], sum);
         sum = warp_sum(sum);
-        if (lane_id() == 0) partial[((long long)r * slices + block_x()) * (fn.rows + 1) + j] = sum;
+        if (lane_id() == 0) partial[((long long)r * (fn.rows + 1) + j) * slices + block_x()] = sum;
     }
 }
 
-// Softmax of rows, then Sinkhorn, of a 4 x 4 matrix in the first 16 lanes (row-major): sums by exchange inside of rows and columns.
-DEVICE float sinkhorn4(float m, float eps, int iters) {
-    int i = lane_id();
-    float top = at_least(m, shuffle(m, i ^ 1));
-    top = at_least(top, shuffle(top, i ^ 2));
-    m = exp_of(m - top);
-    float total = m + shuffle(m, i ^ 1);
-    total += shuffle(total, i ^ 2);
-    m = m / total + eps;
-    if (iters > 0) {
-        total = m + shuffle(m, i ^ 4);
-        total += shuffle(total, i ^ 8);
-        m = m / (total + eps);
+// The same for the release's shape: four streams, a width of whole slices, fn in F32. A thread per element, its column of fn in flight before
+// the streams are there and kept for every `step`-th row.
+KERNEL BOUNDS(256)
+mhc_mix4(Matrix fn, const float* y, const float* post, const float* comb, int d, float* streams, float* partial, int rows, int step) {
+    SHARED float sums[8][32];
+    int m = tid() >> 6, c = block_x() * SLICE + (tid() & 63), slices = d / SLICE;
+    float w[24];
+    begin_next();
+    if (fn.rows > 0) {
+        const float* from = (const float*)fn.q + (long long)m * d + c;
+        UNROLL for (int j = 0; j < 24; j++) w[j] = from[(long long)j * (fn.q_row >> 2)];
     }
-    for (int pass = 1; pass < iters; pass++) {
-        total = m + shuffle(m, i ^ 1);
-        total += shuffle(total, i ^ 2);
-        m = m / (total + eps);
-        total = m + shuffle(m, i ^ 4);
-        total += shuffle(total, i ^ 8);
-        m = m / (total + eps);
+    await_ahead();
+    for (int r = block_y(); r < rows; r += step) {
+        float* mine = streams + (long long)r * 4 * d + c;
+        float v;
+        if (y) {
+            float old[4], out[4], gain = post[r * 4 + m], own = y[(long long)r * d + c];
+            UNROLL for (int k = 0; k < 4; k++) old[k] = mine[(long long)k * d];
+            UNROLL for (int k = 0; k < 4; k++) out[k] = comb[(r * 4 + k) * 4 + m];
+            v = gain * own;
+            UNROLL for (int k = 0; k < 4; k++) v = fma_of(out[k], old[k], v);
+            barrier(); // all have read the old streams
+            mine[(long long)m * d] = v;
+        } else {
+            v = mine[(long long)m * d];
+            barrier();
+        }
+        if (fn.rows == 0) continue;
+        float part[32] = {};
+        UNROLL for (int j = 0; j < 24; j++) part[j] = w[j] * v;
+        part[24] = v * v;
+        sums[tid() >> 5][lane_id()] = sums_of<16>(part);
+        barrier();
+        if (tid() < 25) {
+            float sum = 0.0f;
+            UNROLL for (int k = 0; k < 8; k++) sum += sums[k][tid()];
+            partial[((long long)r * 25 + tid()) * slices + block_x()] = sum;
+        }
     }
-    return m;
+}
+
+// Softmax of rows, then Sinkhorn, of a 4 x 4 matrix (row-major) in one thread. Divisions of rows and columns by their sums only scale them:
+// the matrix stays as it is, and a factor per row and column carries the passes.
+DEVICE void sinkhorn4(float* m, float eps, int iters) {
+    float row[4] = {1.0f, 1.0f, 1.0f, 1.0f}, col[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    UNROLL for (int i = 0; i < 4; i++) {
+        float* a = m + 4 * i;
+        float top = at_least(at_least(a[0], a[1]), at_least(a[2], a[3]));
+        UNROLL for (int j = 0; j < 4; j++) a[j] = exp_of(a[j] - top);
+        float total = (a[0] + a[1]) + (a[2] + a[3]);
+        UNROLL for (int j = 0; j < 4; j++) a[j] = a[j] / total + eps;
+    }
+    for (int pass = 0; pass < iters; pass++) {
+        bool still = true; // a pass that changes nothing is the last that does anything
+        if (pass > 0) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                const float* a = m + 4 * i;
+                float sum = fma_of(a[1], col[1], a[0] * col[0]) + fma_of(a[3], col[3], a[2] * col[2]);
+                float next = quick_div(row[i], fma_of(row[i], sum, eps));
+                still = still && next == row[i];
+                row[i] = next;
+            }
+        }
+        UNROLL for (int j = 0; j < 4; j++) {
+            float sum = fma_of(m[4 + j], row[1], m[j] * row[0]) + fma_of(m[12 + j], row[3], m[8 + j] * row[2]);
+            float next = quick_div(col[j], fma_of(col[j], sum, eps));
+            still = still && next == col[j];
+            col[j] = next;
+        }
+        if (pass > 0 && still) break;
+    }
+    UNROLL for (int i = 0; i < 16; i++) m[i] *= row[i >> 2] * col[i & 3];
 }
 
 // The same for n x n in shared memory: lane i owns row i, then column i.
@@ -156,6 +184,16 @@ DEVICE void sinkhorn_any(float* m, const float* base, float scale, int n, float 
     }
 }
 
+// Sums of the slices' parts: a warp per gate.
+DEVICE void join_gates(const float* partial, int gates, int slices, float* gate) {
+    for (int j = tid() >> 5; j <= gates; j += threads() >> 5) {
+        float sum = 0.0f;
+        UNROLL_2 for (int i = lane_id(); i < slices; i += 32) sum += partial[(long long)j * slices + i];
+        sum = warp_sum(sum);
+        if (lane_id() == 0) gate[j] = sum;
+    }
+}
+
 // A block per row: gates from the partial sums, x = rms_norm(sum_n pre[n] streams[n]) * norm.
 KERNEL BOUNDS(512)
 mhc_read(const float* partial, const float* base, const float* scale, const float* norm, const float* streams, int n, int d, float rms_eps,
@@ -164,13 +202,9 @@ mhc_read(const float* partial, const float* base, const float* scale, const floa
     SHARED float gate[MAX_GATES + 1];
     SHARED float pre[MAX_STREAMS];
     int r = block_x(), gates = n * (n + 2), slices = div_up(d, SLICE);
-    const float* mine = partial + (long long)r * slices * (gates + 1);
-    for (int j = tid() >> 5; j <= gates; j += threads() >> 5) {
-        float sum = 0.0f;
-        for (int i = lane_id(); i < slices; i += 32) sum += mine[i * (gates + 1) + j];
-        sum = warp_sum(sum);
-        if (lane_id() == 0) gate[j] = sum;
-    }
+    begin_next();
+    await_ahead();
+    join_gates(partial + (long long)r * slices * (gates + 1), gates, slices, gate);
     barrier();
     float inv = 1.0f / sqrt_of(gate[gates] / (float)(n * d) + rms_eps);
     if (tid() < n) pre[tid()] = sigmoid(gate[tid()] * inv * scale[0] + base[tid()]) + hc_eps;
@@ -179,14 +213,8 @@ mhc_read(const float* partial, const float* base, const float* scale, const floa
     if (tid() < 32) {
         int i = lane_id();
         for (int j = n + i; j < 2 * n; j += 32) post[r * n + j - n] = 2.0f * sigmoid(gate[j] * inv * scale[1] + base[j]);
-        if (n == 4) {
-            float m = i < 16 ? gate[8 + i] * inv * scale[2] + base[8 + i] : 0.0f;
-            m = sinkhorn4(m, hc_eps, iters);
-            if (i < 16) comb[r * 16 + i] = m;
-        } else {
-            sinkhorn_any(gate + 2 * n, base + 2 * n, scale[2] * inv, n, hc_eps, iters);
-            for (int k = i; k < n * n; k += 32) comb[r * n * n + k] = gate[2 * n + k];
-        }
+        sinkhorn_any(gate + 2 * n, base + 2 * n, scale[2] * inv, n, hc_eps, iters);
+        for (int k = i; k < n * n; k += 32) comb[r * n * n + k] = gate[2 * n + k];
     }
     const float* s = streams + (long long)r * n * d;
     float* to = x + (long long)r * d;
@@ -194,15 +222,74 @@ mhc_read(const float* partial, const float* base, const float* scale, const floa
     if (tid() >= 32)
         for (int c = tid() - 32; c < d; c += threads() - 32) {
             float v = 0.0f;
-            if (n == 4) {
-                float a = s[c], b = s[d + c], e = s[2ll * d + c], f = s[3ll * d + c];
-                v = fma_of(pre[3], f, fma_of(pre[2], e, fma_of(pre[1], b, pre[0] * a)));
-            } else
-                for (int k = 0; k < n; k++) v = fma_of(pre[k], s[(long long)k * d + c], v);
+            for (int k = 0; k < n; k++) v = fma_of(pre[k], s[(long long)k * d + c], v);
             to[c] = v;
             sum = fma_of(v, v, sum);
         }
     inv = 1.0f / sqrt_of(block_sum(sum, room) / (float)d + rms_eps);
     if (tid() >= 32)
         for (int c = tid() - 32; c < d; c += threads() - 32) to[c] = to[c] * inv * norm[c];
+}
+
+// The same for four streams up to 4,096 wide: 16 warps keep the streams' columns in registers (two of four each), the one behind them makes
+// the gates for the end of the sublayer, which nobody here waits for.
+KERNEL BOUNDS(544)
+mhc_read4(const float* partial, const float* base, const float* scale, const float* norm, const float* streams, int d, float rms_eps, float hc_eps,
+          int iters, float* x, float* post, float* comb) {
+    SHARED float room[32];
+    SHARED float gate[25];
+    int r = block_x(), slices = div_up(d, SLICE);
+    const float* s = streams + (long long)r * 4 * d;
+    float4 in[2][4], w[2];
+    begin_next();
+    UNROLL for (int u = 0; u < 2; u++) {
+        int c = 4 * (tid() + u * 512);
+        if (tid() < 512 && c < d) w[u] = *(const float4*)(norm + c);
+    }
+    await_ahead();
+    UNROLL for (int u = 0; u < 2; u++) {
+        int c = 4 * (tid() + u * 512);
+        UNROLL for (int k = 0; k < 4; k++) {
+            in[u][k] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (tid() < 512 && c < d) in[u][k] = *(const float4*)(s + (long long)k * d + c);
+        }
+    }
+    join_gates(partial + (long long)r * slices * 25, 24, slices, gate);
+    barrier();
+    float inv = 1.0f / sqrt_of(gate[24] / (float)(4 * d) + rms_eps);
+    if (tid() >= 512) {
+        arrive<544>();
+        int i = lane_id();
+        if (i >= 28) post[r * 4 + i - 28] = 2.0f * sigmoid(gate[i - 24] * inv * scale[1] + base[i - 24]);
+        if (i == 0) {
+            float m[16];
+            UNROLL for (int k = 0; k < 16; k++) m[k] = gate[8 + k] * inv * scale[2] + base[8 + k];
+            sinkhorn4(m, hc_eps, iters);
+            UNROLL for (int k = 0; k < 16; k++) comb[r * 16 + k] = m[k];
+        }
+        return;
+    }
+    int j = lane_id() & 3;
+    float mine = sigmoid(gate[j] * inv * scale[0] + base[j]) + hc_eps, pre[4], sum = 0.0f;
+    UNROLL for (int k = 0; k < 4; k++) pre[k] = shuffle(mine, k);
+    float4 v[2];
+    UNROLL for (int u = 0; u < 2; u++) {
+        v[u].x = fma_of(pre[3], in[u][3].x, fma_of(pre[2], in[u][2].x, fma_of(pre[1], in[u][1].x, pre[0] * in[u][0].x)));
+        v[u].y = fma_of(pre[3], in[u][3].y, fma_of(pre[2], in[u][2].y, fma_of(pre[1], in[u][1].y, pre[0] * in[u][0].y)));
+        v[u].z = fma_of(pre[3], in[u][3].z, fma_of(pre[2], in[u][2].z, fma_of(pre[1], in[u][1].z, pre[0] * in[u][0].z)));
+        v[u].w = fma_of(pre[3], in[u][3].w, fma_of(pre[2], in[u][2].w, fma_of(pre[1], in[u][1].w, pre[0] * in[u][0].w)));
+        sum = fma_of(v[u].x, v[u].x, fma_of(v[u].y, v[u].y, fma_of(v[u].z, v[u].z, fma_of(v[u].w, v[u].w, sum))));
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) room[tid() >> 5] = sum;
+    meet<544>();
+    float total = warp_sum(lane_id() < 16 ? room[lane_id()] : 0.0f);
+    inv = 1.0f / sqrt_of(total / (float)d + rms_eps);
+    UNROLL for (int u = 0; u < 2; u++) {
+        int c = 4 * (tid() + u * 512);
+        if (c < d) {
+            float4 to = {v[u].x * inv * w[u].x, v[u].y * inv * w[u].y, v[u].z * inv * w[u].z, v[u].w * inv * w[u].w};
+            *(float4*)(x + (long long)r * d + c) = to;
+        }
+    }
 }

@@ -13,6 +13,8 @@
 
 // Stores the step's latent rows. A block per row.
 KERNEL BOUNDS(128) mla_append(Step b, const float* c, int latent, u8* cache, int bf16, int page_tokens, int layers, int layer) {
+    begin_next();
+    await_ahead();
     int r = block_x();
     Segment s = b.segments[b.row_segment[r]];
     long long at = place_in(b, s, s.pos0 + r - s.row0, page_tokens, layers, layer) * latent;
@@ -26,6 +28,8 @@ KERNEL BOUNDS(128) mla_append(Step b, const float* c, int latent, u8* cache, int
 // folded[r, h] = sum over d of q[r, h, d] Wk[h, d]: blocks (head, 512 latent columns, 8 rows); a thread owns 8 columns and a quarter of d.
 KERNEL BOUNDS(256) mla_fold(const float* q, Matrix kv_b, int heads, int qk, int v, int rows, float* folded, u16* rounded) {
     SHARED float room[4][512];
+    begin_next();
+    await_ahead();
     int h = block_x(), k = block_y() * 512 + (tid() & 63) * 8, r0 = block_z() * 8, n = min_of(8, rows - r0), quarter = tid() >> 6;
     int latent = kv_b.cols;
     float acc[8][8] = {};
@@ -69,6 +73,8 @@ KERNEL BOUNDS(256)
 mla_attend(Step b, const float* folded, const u8* cache, int bf16, int page_tokens, int layers, int layer, const int* selected, int width,
            int row0, int heads, int latent, float scale, float* sums, float* mixed) {
     extern SHARED float shared[];
+    begin_next();
+    await_ahead();
     int stride = (latent + 3) / 4 * 4 + 4, wide = stride - 4;
     float* q = shared;                    // [HEADS][stride]
     float* c = q + HEADS * stride;        // [TILE][stride]
@@ -176,6 +182,8 @@ mla_attend(Step b, const float* folded, const u8* cache, int bf16, int page_toke
 
 // mixed[r, h] from the parts' sums. Blocks (head, row).
 KERNEL BOUNDS(256) mla_merge(const float* sums, int parts, int heads, int latent, int row0, float* mixed) {
+    begin_next();
+    await_ahead();
     int h = block_x();
     const float* from = sums + ((long long)block_y() * heads + h) * parts * (latent + 2);
     float* to = mixed + ((long long)(row0 + block_y()) * heads + h) * latent;
@@ -184,6 +192,7 @@ KERNEL BOUNDS(256) mla_merge(const float* sums, int parts, int heads, int latent
         UNROLL_8 for (int i = 0; i < parts; i++) {
             const float* part = from + (long long)i * (latent + 2);
             float part_top = part[latent], part_total = part[latent + 1], part_v = part[k], joint, before, mine;
+            if (part_top == -infinity()) part_v = 0.0f; // nothing may be written there
             merge_scale(top, part_top, &joint, &before, &mine);
             total = fma_of(total, before, part_total * mine);
             v = fma_of(v, before, part_v * mine);
@@ -195,6 +204,8 @@ KERNEL BOUNDS(256) mla_merge(const float* sums, int parts, int heads, int latent
 
 // out[r, h, i] = Wv[h, i] . mixed[r, h]: a warp per output, eight rows at a time. Blocks (heads * v / 8, 8 rows).
 KERNEL BOUNDS(256) mla_out(const float* mixed, Matrix kv_b, int heads, int qk, int v, int rows, float* out) {
+    begin_next();
+    await_ahead();
     int o = block_x() * 8 + (tid() >> 5), r0 = block_y() * 8, n = min_of(8, rows - r0), latent = kv_b.cols;
     if (o >= heads * v) return;
     int h = o / v;
@@ -216,116 +227,3 @@ KERNEL BOUNDS(256) mla_out(const float* mixed, Matrix kv_b, int heads, int qk, i
         if (r < n && lane_id() == 0) out[(long long)(r0 + r) * heads * v + o] = sum;
     }
 }
-
-#if TANDEM_MMA
-// The same on the matrix units, for bf16 latents of 512: queries and weights of the sum are rounded to bf16 on the way in, sums stay f32.
-// A block takes a part of 64 chosen rows of one row for 64 heads: each warp 16 of them, all of them the same latents.
-//
-// Which element of the latent goes to which place of an mma does not matter for the scores, as long as query and latent agree: a lane
-// feeds 8 consecutive ones of each. The scores' accumulators are the second product's operand as they are.
-
-#define LINE 520 // bf16 of a latent row in shared memory: 512 and what spreads rows over the banks
-
-DEVICE void mma_bf16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEVICE u32 pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-// Blocks (parts, groups of 64 heads, rows); 128 threads. `folded` is bf16 `[rows of this launch, heads, 512]`.
-KERNEL BOUNDS(128)
-mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int layers, int layer, const int* selected, int width, int row0, int heads,
-               float scale, float* sums) {
-    extern SHARED float shared[];
-    u16* c = (u16*)shared; // [PART][LINE]
-    SHARED long long from[PART];
-    int part = block_x(), r = row0 + block_z(), g = lane_id() >> 2, q = lane_id() & 3, h0 = block_y() * 64 + (tid() >> 5) * 16;
-    Segment s = b.segments[b.row_segment[r]];
-    const int* chosen = selected + (long long)r * width;
-    int parts = div_up(width, PART);
-    if (tid() < PART) {
-        int at = part * PART + tid(), pos = at < width ? chosen[at] : -1;
-        from[tid()] = pos >= 0 && pos / page_tokens < s.pages ? place_in(b, s, pos, page_tokens, layers, layer) * 512 : -1;
-    }
-    barrier();
-    UNROLL_8 for (int i = 0; i < PART * 64 / 128; i++) {
-        int at = i * 128 + tid(), row = at >> 6, k = at & 63;
-        uint4 v = {0, 0, 0, 0};
-        if (from[row] >= 0) v = ((const uint4*)(cache + from[row]))[k];
-        ((uint4*)(c + row * LINE))[k] = v;
-    }
-    const u16* qa = folded + ((long long)block_z() * heads + min_of(h0 + g, heads - 1)) * 512;
-    const u16* qb = folded + ((long long)block_z() * heads + min_of(h0 + g + 8, heads - 1)) * 512;
-    barrier();
-    float score[8][4] = {};
-    UNROLL_2 for (int k = 0; k < 512; k += 32) {
-        uint4 a = *(const uint4*)(qa + k + q * 8), d = *(const uint4*)(qb + k + q * 8);
-        UNROLL for (int j = 0; j < 8; j++) {
-            uint4 x = *(const uint4*)(c + (j * 8 + g) * LINE + k + q * 8);
-            mma_bf16(score[j], a.x, d.x, a.y, d.y, x.x, x.y);
-            mma_bf16(score[j], a.z, d.z, a.w, d.w, x.z, x.w);
-        }
-    }
-    // Rows g and g + 8 of the warp's heads: largest score, weights, their sum.
-    float top[2] = {-infinity(), -infinity()}, total[2] = {0.0f, 0.0f};
-    UNROLL for (int j = 0; j < 8; j++)
-        UNROLL for (int i = 0; i < 4; i++) {
-            bool there = from[j * 8 + q * 2 + (i & 1)] >= 0;
-            score[j][i] = there ? score[j][i] * scale : -infinity();
-            top[i >> 1] = at_least(top[i >> 1], score[j][i]);
-        }
-    UNROLL for (int i = 0; i < 2; i++) {
-        top[i] = at_least(top[i], shuffle(top[i], lane_id() ^ 1));
-        top[i] = at_least(top[i], shuffle(top[i], lane_id() ^ 2));
-    }
-    UNROLL for (int j = 0; j < 8; j++)
-        UNROLL for (int i = 0; i < 4; i++) {
-            bool there = from[j * 8 + q * 2 + (i & 1)] >= 0;
-            score[j][i] = there ? exp_of(score[j][i] - top[i >> 1]) : 0.0f;
-            total[i >> 1] += score[j][i];
-        }
-    UNROLL for (int i = 0; i < 2; i++) {
-        total[i] += shuffle(total[i], lane_id() ^ 1);
-        total[i] += shuffle(total[i], lane_id() ^ 2);
-    }
-    u32 weight[4][4];
-    UNROLL for (int i = 0; i < 4; i++) {
-        weight[i][0] = pair(score[2 * i][0], score[2 * i][1]);
-        weight[i][1] = pair(score[2 * i][2], score[2 * i][3]);
-        weight[i][2] = pair(score[2 * i + 1][0], score[2 * i + 1][1]);
-        weight[i][3] = pair(score[2 * i + 1][2], score[2 * i + 1][3]);
-    }
-    float* to = sums + (((long long)block_z() * heads + h0) * parts + part) * 514;
-    long long each = (long long)parts * 514;
-    if (q == 0) {
-        UNROLL for (int i = 0; i < 2; i++)
-            if (h0 + g + 8 * i < heads) {
-                to[(g + 8 * i) * each + 512] = top[i];
-                to[(g + 8 * i) * each + 513] = total[i];
-            }
-    }
-    u32 base = (u32)__cvta_generic_to_shared(c);
-    for (int col = 0; col < 512; col += 64) {
-        float acc[8][4] = {};
-        UNROLL for (int i = 0; i < 4; i++)
-            UNROLL for (int n = 0; n < 4; n++) {
-                // Four 8 x 8 matrices, transposed: rows 16 i ... of the part, 16 columns.
-                int row = 16 * i + (lane_id() & 15), at = col + 16 * n + (lane_id() >> 4) * 8;
-                u32 x0, x1, x2, x3;
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3)
-                             : "r"(base + (row * LINE + at) * 2));
-                mma_bf16(acc[2 * n], weight[i][0], weight[i][1], weight[i][2], weight[i][3], x0, x1);
-                mma_bf16(acc[2 * n + 1], weight[i][0], weight[i][1], weight[i][2], weight[i][3], x2, x3);
-            }
-        UNROLL for (int n = 0; n < 8; n++)
-            UNROLL for (int i = 0; i < 4; i++)
-                if (h0 + g + 8 * (i >> 1) < heads) to[(g + 8 * (i >> 1)) * each + col + n * 8 + q * 2 + (i & 1)] = acc[n][i];
-    }
-}
-#endif

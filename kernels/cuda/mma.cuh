@@ -23,6 +23,20 @@ DEVICE u32 mul2(u32 a, u32 b) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
     return d;
 }
+#define AHEAD_4 4
+#define AHEAD_8 4
+#define AHEAD_16 4
+// Scales: small pieces of which neighbours come soon, so that they stay in L1.
+DEVICE u16 load_2(const void* p) {
+    u16 v;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+DEVICE u32 load_1(const void* p) {
+    u32 v;
+    asm("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
 // A type's fragments. STEP: elements of K that a warp takes at once; EACH: those of one lane; AHEAD: steps that are loaded before the
 // first is used; SPLIT: partial sums of a step are multiplied by `factor` before they are added; LATE: what unpacked elements lack.
 template <int T>
@@ -30,15 +44,14 @@ struct Format;
 
 template <>
 struct Format<T_BF16> {
-    static const int STEP = 64, EACH = 16, AHEAD = 2;
+    static const int STEP = 64, EACH = 16, AHEAD = AHEAD_16;
     static const bool SPLIT = false;
     static constexpr float LATE = 1.0f;
     struct Raw { uint4 a, b; };
-    DEVICE Raw load(const Matrix&, const Row& r, int k) {
+    DEVICE Raw load(const Matrix&, const u8* q, const u8*, int) {
         Raw v;
-        const u8* p = spot<T_BF16>(r, k);
-        v.a = load_stream16(p);
-        v.b = load_stream16(p + 512);
+        v.a = load_stream16(q);
+        v.b = load_stream16(q + 512);
         return v;
     }
     // Registers: pairs of elements in order.
@@ -51,15 +64,14 @@ struct Format<T_BF16> {
 
 template <>
 struct Format<T_E4M3> {
-    static const int STEP = 64, EACH = 16, AHEAD = 2;
+    static const int STEP = 64, EACH = 16, AHEAD = AHEAD_8;
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
     struct Raw { uint4 q; float f; };
-    DEVICE Raw load(const Matrix& m, const Row& r, int k) {
+    DEVICE Raw load(const Matrix& m, const u8* q, const u8* s, int k) {
         Raw v;
-        v.q = load_stream16(spot<T_E4M3>(r, k));
-        int last = (m.cols - 1 + m.col_off) >> m.bshift;
-        v.f = r.s ? ((const float*)r.s)[min_of((k + m.col_off) >> m.bshift, last)] : 1.0f;
+        v.q = load_stream16(q);
+        v.f = s ? ((const float*)s)[min_of(k + m.col_off, m.cols - 1 + m.col_off) >> m.bshift] : 1.0f;
         return v;
     }
     DEVICE void unpack(const Raw& v, u32* out) {
@@ -75,31 +87,40 @@ struct Format<T_E4M3> {
 
 // Eight 4-bit floats of a word times a bf16 factor: four registers of pairs, times 2^-126.
 DEVICE void unpack_e2m1(u32 w, u32 f, u32* out) {
-    out[0] = mul2((w & 0x80008000u) | ((w >> 6) & 0x01c001c0u), f);
-    out[1] = mul2(((w << 4) & 0x80008000u) | ((w >> 2) & 0x01c001c0u), f);
-    out[2] = mul2(((w << 8) & 0x80008000u) | ((w << 2) & 0x01c001c0u), f);
-    out[3] = mul2(((w << 12) & 0x80008000u) | ((w << 6) & 0x01c001c0u), f);
+    out[0] = mul2(w & 0x81c081c0u, f);
+    out[1] = mul2((w << 3) & 0x81c081c0u, f);
+    out[2] = mul2((w << 6) & 0x81c081c0u, f);
+    out[3] = mul2(((w << 1) & 0x80008000u) | (((w >> 5) & 0x01000100u) | ((w >> 4) & 0x00c000c0u)), f);
 }
 
 template <>
 struct Format<T_NVFP4> {
-    static const int STEP = 128, EACH = 32, AHEAD = 2;
+    static const int STEP = 128, EACH = 32, AHEAD = AHEAD_4;
     static const bool SPLIT = false;
     static constexpr float LATE = 256.0f;
     struct Raw { uint4 q; u32 f; };
-    DEVICE Raw load(const Matrix&, const Row& r, int k) {
+    DEVICE Raw load(const Matrix&, const u8* q, const u8* s, int k) {
         Raw v;
-        v.q = load_stream16(spot<T_NVFP4>(r, k));
-        v.f = *(const u16*)(r.s + (k >> 4));
+        v.q = load_stream16(q);
+        v.f = load_2(s + (k >> 4));
         return v;
     }
-    // An E4M3 scale times 2^118 as two equal bf16 (exact: 4 bits of significand).
-    DEVICE u32 scale(u32 b) {
-        float f = as_float(((b & 0x80u) << 24) | ((b & 0x7fu) << 20)) * as_float(0x7b000000u) * as_float(0x7b000000u); // 2^119 twice
-        return __byte_perm(as_bits(f), 0, 0x3232);
+    // Two E4M3 scales times 2^118, each as two equal bf16 (exact: 4 bits of significand).
+    DEVICE void scales(u32 f, u32* low, u32* high) {
+#if __CUDA_ARCH__ >= 890
+        u32 two;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((u16)f));
+        float a = half_to_float((u16)two), b = half_to_float((u16)(two >> 16));
+#else
+        float a = e4m3((u8)f), b = e4m3((u8)(f >> 8));
+#endif
+        const float up = as_float(0x7a800000u); // 2^118
+        *low = __byte_perm(as_bits(a * up), 0, 0x3232);
+        *high = __byte_perm(as_bits(b * up), 0, 0x3232);
     }
     DEVICE void unpack(const Raw& v, u32* out) {
-        u32 low = scale(v.f & 0xffu), high = scale(v.f >> 8);
+        u32 low, high;
+        scales(v.f, &low, &high);
         unpack_e2m1(v.q.x, low, out);
         unpack_e2m1(v.q.y, low, out + 4);
         unpack_e2m1(v.q.z, high, out + 8);
@@ -110,14 +131,14 @@ struct Format<T_NVFP4> {
 
 template <>
 struct Format<T_MXFP4> {
-    static const int STEP = 128, EACH = 32, AHEAD = 2;
+    static const int STEP = 128, EACH = 32, AHEAD = AHEAD_4;
     static const bool SPLIT = false;
     static constexpr float LATE = 65536.0f;
     struct Raw { uint4 q; u32 f; };
-    DEVICE Raw load(const Matrix&, const Row& r, int k) {
+    DEVICE Raw load(const Matrix&, const u8* q, const u8* s, int k) {
         Raw v;
-        v.q = load_stream16(spot<T_MXFP4>(r, k));
-        v.f = r.s[k >> 5];
+        v.q = load_stream16(q);
+        v.f = load_1(s + (k >> 5));
         return v;
     }
     DEVICE void unpack(const Raw& v, u32* out) {
@@ -137,10 +158,10 @@ struct Format<T_Q8_0> {
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
     struct Raw { uint2 q; u16 f; };
-    DEVICE Raw load(const Matrix&, const Row& r, int k) {
+    DEVICE Raw load(const Matrix&, const u8* q, const u8* s, int k) {
         Raw v;
-        v.q = load_stream8(spot<T_Q8_0>(r, k));
-        v.f = ((const u16*)r.s)[k >> 5];
+        v.q = load_stream8(q);
+        v.f = load_2((const u16*)s + (k >> 5));
         return v;
     }
     // A signed byte is (128 + low 7 bits) - (128, or 256 where it is negative): both are bf16 by their bits.
@@ -158,13 +179,12 @@ struct Format<T_Q8_0> {
     DEVICE float factor(const Raw& v) { return half_to_float(v.f); }
 };
 
-// EACH activations of a row from column k on as pairs of bf16; zeros where there is no row. Rows start on 16 bytes and are padded with
-// zeros to a multiple of 128 (cuda/ops.rs sees to both).
+// EACH activations of a row from column k on as pairs of bf16. Rows start on 16 bytes and are padded with zeros to a multiple of 128 (cuda/ops.rs sees
+// to both).
 template <int EACH>
 DEVICE void load_x(const u8* row, int k, u32* out) {
     UNROLL for (int i = 0; i < EACH / 8; i++) {
-        uint4 v = {0, 0, 0, 0};
-        if (row) v = ((const uint4*)(row + 2ll * k))[i];
+        uint4 v = ((const uint4*)(row + 2ll * k))[i];
         out[4 * i] = v.x; out[4 * i + 1] = v.y; out[4 * i + 2] = v.z; out[4 * i + 3] = v.w;
     }
 }
@@ -196,26 +216,37 @@ DEVICE void step_product(const typename Format<T>::Raw& a, const typename Format
     }
 }
 
-// Steps [first, end) of K of weight rows `ra` (outputs 0-7 of the tile) and `rb` (8-15), for NT tiles of 8 activation rows; `x[j]` is
-// this lane's row of tile j, or null.
-template <int T, int NT>
-DEVICE void product(const Matrix& m, const Row& ra, const Row& rb, const u8* const* x, int first, int end, float (*acc)[4]) {
-    typedef Format<T> F;
-    const int E = F::EACH;
-    const int at = (lane_id() & 3) * E, AHEAD = NT < 8 ? F::AHEAD : 1;
-    for (int s = first; s < end; s += AHEAD) {
-        typename F::Raw a[AHEAD], b[AHEAD];
-        UNROLL for (int u = 0; u < AHEAD; u++) {
-            if (s + u < end) {
-                a[u] = F::load(m, ra, (s + u) * F::STEP + at);
-                b[u] = F::load(m, rb, (s + u) * F::STEP + at);
-            }
-        }
-        UNROLL for (int u = 0; u < AHEAD; u++) {
-            if (s + u >= end) break;
-            step_product<T, NT>(a[u], b[u], x, (s + u) * F::STEP + at, acc);
-        }
-    }
+// Where a lane's elements of a matrix row lie: from step 0 on, Span::BYTES of every step's 64 * Span::BYTES; and the row's scales.
+struct Place {
+    const u8* q;
+    const u8* s;
+};
+template <int T>
+DEVICE Place place_of(const Matrix& m, int expert, int row) {
+    Place p;
+    p.q = m.q + expert * m.q_each + (long long)(row >> 4) * 16 * m.q_row + (row >> 3 & 1) * 32 * Span<T>::BYTES +
+          ((row & 7) * 4 + (lane_id() & 3)) * Span<T>::PIECE;
+    int s = T == T_E4M3 ? (row + m.row_off) / m.brows : row;
+    p.s = T != T_BF16 && m.s ? m.s + expert * m.s_each + (long long)s * m.s_row : (const u8*)0;
+    return p;
 }
+// What is left for the end of a row's products.
+template <int T>
+DEVICE float late_of(const Matrix& m, int expert, int row) {
+    return (m.factors ? m.factors[expert * m.factor_each + row / m.factor_rows] : m.global) * Format<T>::LATE;
+}
+
+// The weights of a warp's next steps, on their way: what step `first + n` needs comes to place n % AHEAD.
+template <int T, int NT>
+struct Coming {
+    static const int AHEAD = NT < 8 ? Format<T>::AHEAD : 1;
+    typename Format<T>::Raw a[AHEAD], b[AHEAD];
+
+    // Of rows `pa` (outputs 0-7 of the tile) and `pb` (8-15): the `u`-th step behind the one at pa.q and column k.
+    DEVICE_MEMBER void load(int u, const Matrix& m, const Place& pa, const Place& pb, int k) {
+        a[u] = Format<T>::load(m, pa.q + u * 64 * Span<T>::BYTES, pa.s, k + u * Format<T>::STEP);
+        b[u] = Format<T>::load(m, pb.q + u * 64 * Span<T>::BYTES, pb.s, k + u * Format<T>::STEP);
+    }
+};
 
 #endif

@@ -14,13 +14,16 @@ typedef unsigned long long u64;
 #define TANDEM_MMA 0
 #define KERNEL extern "C" __attribute__((global)) void
 #define DEVICE static inline __attribute__((device)) __attribute__((always_inline))
+#define DEVICE_MEMBER inline __attribute__((device)) __attribute__((always_inline))
 #define SHARED __attribute__((shared))
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
+#define UNROLL_8_WARP _Pragma("unroll 1") // loops in which a warp votes: not unrolled here
 #define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define BOUNDS_2(threads) BOUNDS(threads)
 #define BOUNDS_3(threads) BOUNDS(threads)
 #define BOUNDS_4(threads) BOUNDS(threads)
 #define ALIGNED __attribute__((aligned(16)))
@@ -29,12 +32,14 @@ typedef unsigned long long u64;
 struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
 struct __attribute__((aligned(16))) uint4 { u32 x, y, z, w; };
 struct __attribute__((aligned(8))) uint2 { u32 x, y; };
+struct __attribute__((aligned(8))) float2 { float x, y; };
 
 DEVICE int tid() { return (int)__builtin_amdgcn_workitem_id_x(); }
 DEVICE int block_x() { return (int)__builtin_amdgcn_workgroup_id_x(); }
 DEVICE int block_y() { return (int)__builtin_amdgcn_workgroup_id_y(); }
 DEVICE int block_z() { return (int)__builtin_amdgcn_workgroup_id_z(); }
 DEVICE int threads() { return (int)__builtin_amdgcn_workgroup_size_x(); }
+DEVICE int blocks_x() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
 DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
@@ -54,20 +59,34 @@ DEVICE float half_to_float(u16 v) { return (float)__builtin_bit_cast(_Float16, v
 DEVICE uint4 load_stream16(const void* p) { return *(const uint4*)p; }
 DEVICE uint2 load_stream8(const void* p) { return *(const uint2*)p; }
 DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, __ATOMIC_RELAXED); }
+DEVICE u32 votes(bool v) { return __builtin_amdgcn_ballot_w32(v); }
+DEVICE int ones(u32 v) { return __builtin_popcount(v); }
+DEVICE int first_of(u32 v) { return __builtin_ctz(v); }
+DEVICE float quick_div(float a, float b) { return a * __builtin_amdgcn_rcpf(b); }
+DEVICE void begin_next() {}
+DEVICE void await_ahead() {}
+// No barrier here lets a thread go on: both are whole ones.
+template <int THREADS>
+DEVICE void arrive() { barrier(); }
+template <int THREADS>
+DEVICE void meet() { barrier(); }
 
 #else
 
 #define TANDEM_MMA 1
 #define KERNEL extern "C" __global__ void
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED __shared__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
+#define UNROLL_8_WARP UNROLL_8
 #define BOUNDS(threads) __launch_bounds__(threads)
-#define BOUNDS_3(threads) __launch_bounds__(threads, 3) // three blocks at a time
+#define BOUNDS_2(threads) __launch_bounds__(threads, 2) // two blocks at a time
+#define BOUNDS_3(threads) __launch_bounds__(threads, 3)
 #define BOUNDS_4(threads) __launch_bounds__(threads, 4)
 #define ALIGNED __align__(16)
 #define RESTRICT __restrict__
@@ -77,6 +96,7 @@ DEVICE int block_x() { return (int)blockIdx.x; }
 DEVICE int block_y() { return (int)blockIdx.y; }
 DEVICE int block_z() { return (int)blockIdx.z; }
 DEVICE int threads() { return (int)blockDim.x; }
+DEVICE int blocks_x() { return (int)gridDim.x; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE int lane_id() { return (int)threadIdx.x & 31; }
@@ -105,6 +125,28 @@ DEVICE uint2 load_stream8(const void* p) {
     return v;
 }
 DEVICE int count_up(int* where, int by) { return atomicAdd(where, by); }
+DEVICE u32 votes(bool v) { return __ballot_sync(0xffffffffu, v); }
+DEVICE int ones(u32 v) { return __popc(v); }
+DEVICE int first_of(u32 v) { return __ffs((int)v) - 1; }
+// a / b within two units of the last place; b of ordinary size.
+DEVICE float quick_div(float a, float b) { return __fdividef(a, b); }
+
+// One barrier of THREADS threads at which some arrive without waiting and the others meet.
+template <int THREADS>
+DEVICE void arrive() { asm volatile("bar.arrive 1, %0;" ::"n"(THREADS) : "memory"); }
+template <int THREADS>
+DEVICE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+// Kernels begin while the one ahead of them still runs (cuda/driver.rs launches them so, on chips that can): a kernel lets the next one begin as
+// soon as all its own blocks have, and nothing that another kernel writes may be read, nor anything written, before `await_ahead`. Every
+// kernel calls it in every thread: when a kernel has ended, so have all before it.
+#if __CUDA_ARCH__ >= 900
+DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void await_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void begin_next() {}
+DEVICE void await_ahead() {}
+#endif
 
 #endif
 
@@ -151,9 +193,32 @@ DEVICE float warp_sum(float v) {
     UNROLL for (int m = 16; m > 0; m >>= 1) v += shuffle(v, lane_id() ^ m);
     return v;
 }
+DEVICE u32 warp_most(u32 v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, v);
+#else
+    UNROLL for (int m = 16; m > 0; m >>= 1) {
+        u32 other = shuffle_bits(v, lane_id() ^ m);
+        v = other > v ? other : v;
+    }
+    return v;
+#endif
+}
 DEVICE float warp_max(float v) {
     UNROLL for (int m = 16; m > 0; m >>= 1) v = at_least(v, shuffle(v, lane_id() ^ m));
     return v;
+}
+
+// Sums of 2 M values over lanes that differ in bits below 2 M, halving what is exchanged at each step: lane i gets the sum of value i.
+template <int M>
+DEVICE float sums_of(float* v) {
+    bool high = (lane_id() & M) != 0;
+    UNROLL for (int i = 0; i < M; i++) {
+        float give = high ? v[i] : v[i + M], keep = high ? v[i + M] : v[i];
+        v[i] = keep + shuffle(give, lane_id() ^ M);
+    }
+    if constexpr (M > 1) return sums_of<M / 2>(v);
+    else return v[0];
 }
 
 // Sum over the block in a fixed order, for every thread. `room` holds a float per warp.
@@ -177,11 +242,11 @@ DEVICE int count_before(int v, u32* room, int* total) {
     barrier();
     if (lane_id() == 31) room[tid() >> 5] = (u32)sum;
     barrier();
-    int before = sum - v, all = 0;
-    for (int w = 0; w < threads() >> 5; w++) {
-        if (w < tid() >> 5) before += (int)room[w];
-        all += (int)room[w];
+    int mine = lane_id() < threads() >> 5 ? (int)room[lane_id()] : 0, warps = mine;
+    UNROLL for (int m = 1; m < 32; m <<= 1) {
+        int other = (int)shuffle_bits((u32)warps, max_of(lane_id() - m, 0));
+        if (lane_id() >= m) warps += other;
     }
-    *total = all;
-    return before;
+    *total = (int)shuffle_bits((u32)warps, 31);
+    return sum - v + (int)shuffle_bits((u32)(warps - mine), tid() >> 5);
 }

@@ -3,6 +3,8 @@
 
 // streams[r, n] = table[tokens[r]] for every stream n. A block per row.
 KERNEL BOUNDS(256) embed(Matrix table, const int* tokens, int streams, float* out) {
+    begin_next();
+    await_ahead();
     int r = block_x(), d = table.cols;
     Row row = row_of(table, 0, tokens[r]);
     for (int k = tid() * 8; k < d; k += threads() * 8) {
@@ -19,6 +21,8 @@ KERNEL BOUNDS(256) embed(Matrix table, const int* tokens, int streams, float* ou
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. A block per row.
 KERNEL BOUNDS(256) rms_norm(const float* x, int stride, int width, const float* weight, float eps, float* out) {
     SHARED float room[32];
+    begin_next();
+    await_ahead();
     const float* row = x + (long long)block_x() * stride;
     float* to = out + (long long)block_x() * width;
     float sum = 0.0f;
@@ -29,6 +33,8 @@ KERNEL BOUNDS(256) rms_norm(const float* x, int stride, int width, const float* 
 
 // y += x.
 KERNEL BOUNDS(256) add(const float* x, float* y, long long n) {
+    begin_next();
+    await_ahead();
     long long i = (long long)block_x() * threads() + tid();
     if (i < n) y[i] += x[i];
 }
@@ -41,6 +47,8 @@ struct Chosen {
 // out[i] = rms_norm(mean over streams of streams[chosen[i]], norm). A block per chosen row.
 KERNEL BOUNDS(256) collapse(Chosen chosen, const float* streams, int n, int d, const float* norm, float eps, float* out) {
     SHARED float room[32];
+    begin_next();
+    await_ahead();
     const float* s = streams + (long long)chosen.rows[block_x()] * n * d;
     float* to = out + (long long)block_x() * d;
     float sum = 0.0f;
@@ -57,6 +65,8 @@ KERNEL BOUNDS(256) collapse(Chosen chosen, const float* streams, int n, int d, c
 
 // Rows of f32 as bf16, padded with zeros to `padded` columns. A block per row.
 KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, u16* out, int padded) {
+    begin_next();
+    await_ahead();
     const float* row = x + (long long)block_x() * stride;
     u16* to = out + (long long)block_x() * padded;
     for (int i = tid(); i < padded; i += threads()) to[i] = i < cols ? to_bf16(row[i]) : (u16)0;
@@ -64,21 +74,24 @@ KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, u16* out, 
 
 // hidden[r, i] = swiglu(gate[r, i], up[r, i]), where gate and up are the halves of rows `2 * half` wide; in place over gate.
 KERNEL BOUNDS(256) swiglu_rows(float* hidden, int half, float limit) {
+    begin_next();
+    await_ahead();
     float* row = hidden + (long long)block_x() * 2 * half;
     for (int i = tid(); i < half; i += threads()) row[i] = swiglu(row[i], row[half + i], limit);
 }
 
 // Brings the nibbles of 4-bit words from file order (element i in nibble i) to where weights.cuh looks for them.
 KERNEL BOUNDS(256) order_nibbles(u32* words, long long n) {
+    begin_next();
+    await_ahead();
     long long i = (long long)block_x() * threads() + tid();
-    if (i >= n) return;
-    u32 from = words[i], to = 0;
-    UNROLL for (int k = 0; k < 8; k++) to |= ((from >> (4 * k)) & 15u) << (4 * place_of(k));
-    words[i] = to;
+    if (i < n) words[i] = spread(words[i]);
 }
 
 // Rows as they were packed -> tiles of 16 as weights.cuh describes them, 8 bytes per thread. `bytes`: of one lane (Span::BYTES).
 KERNEL BOUNDS(256) tile_rows(const u8* from, u8* to, int q_row, int bytes, long long words) {
+    begin_next();
+    await_ahead();
     long long i = (long long)block_x() * threads() + tid();
     if (i >= words) return;
     int row = (int)(i / (q_row >> 3)), at = (int)(i % (q_row >> 3)) * 8, step = at / (4 * bytes), lane = at % (4 * bytes) / bytes;
@@ -90,6 +103,8 @@ KERNEL BOUNDS(256) tile_rows(const u8* from, u8* to, int q_row, int bytes, long 
 
 // Reads memory as fast as it goes: what other kernels are measured against. `out` is only written where a sum is one that never comes.
 KERNEL BOUNDS(512) read_all(const uint4* p, long long n, u32* out) {
+    begin_next();
+    await_ahead();
     u32 sum = 0;
     long long step = (long long)threads() * 8;
     for (long long i = (long long)block_x() * step; i < n; i += 1056ll * step) {

@@ -29,6 +29,8 @@ DEVICE u64 block_best(u64 v, u64* room) {
 KERNEL BOUNDS(1024) judge(const float* logits, int vocab, const Wanted* wanted, float* results, float* tops, int most) {
     SHARED u64 room[32];
     SHARED float sums[32];
+    begin_next();
+    await_ahead();
     Wanted w = wanted[block_x()];
     const float* row = logits + (long long)w.row * vocab;
     u64 best = 0;

@@ -8,7 +8,7 @@
 // |---|---|---|
 // | F32, F16, BF16 | as stored | none |
 // | E4M3 | a byte each | f32 grid: one per `row block x 2^bshift columns`, offset for windows |
-// | NVFP4 | eight in a word, nibble `place_of(i)` is element i | an E4M3 byte per 16 |
+// | NVFP4 | eight in a word as `spread` lays them out | an E4M3 byte per 16 |
 // | MXFP4 | the same | an E8M0 byte per 32 |
 // | Q8_0 | a signed byte each | an f16 per 32 |
 #pragma once
@@ -86,9 +86,26 @@ DEVICE float e8m0(u8 b) { return b == 255 ? not_a_number() : as_float(b == 0 ? 0
 // The four bits of an E2M1 number in the low nibble.
 DEVICE float e2m1(u32 n) { return as_float(((n & 8u) << 28) | ((n & 7u) << 22)) * as_float(0x7e800000u); } // 2^126
 
-// Where element i of eight lies in its word: so that one mask takes elements 0 and 1, the next shift 2 and 3, and so on, each pair into
-// the halves of a register.
-DEVICE int place_of(int i) { return ((i & 1) << 2) + 3 - (i >> 1); }
+// How eight E2M1 numbers lie in a word: the even ones in its lower half, the odd ones in its upper half, so that a mask takes two into the halves of a
+// register. There a number belongs at bits 15 (sign) and 8-6 of its half (bf16, but for a factor of 2^126): the first pair lies so, the second and
+// third lie 3 and 6 bits lower, and the fourth has what is left: sign 14, then 13, 11 and 10.
+DEVICE u32 spread(u32 nibbles) {
+    u32 to = 0;
+    UNROLL for (int i = 0; i < 8; i++) {
+        u32 n = nibbles >> (4 * i), sign = n >> 3 & 1u, rest = n & 7u, half;
+        if (i >> 1 < 3) half = (sign << 15 | rest << 6) >> (3 * (i >> 1));
+        else half = sign << 14 | (rest & 4u) << 11 | (rest & 3u) << 10;
+        to |= half << (16 * (i & 1));
+    }
+    return to;
+}
+// Number i of such a word, in the low nibble.
+DEVICE u32 nibble_of(u32 word, int i) {
+    u32 half = word >> (16 * (i & 1)) & 0xffffu;
+    if (i >> 1 == 3) return half >> 11 & 8u | half >> 11 & 4u | half >> 10 & 3u;
+    half <<= 3 * (i >> 1);
+    return half >> 12 & 8u | half >> 6 & 7u;
+}
 
 // Elements [k, k + 8) of a row, k a multiple of 8, but for the row's `late` factor.
 DEVICE void load8_f32(const Matrix&, const Row& r, int k, float* w) {
@@ -126,12 +143,12 @@ DEVICE void load8_e4m3(const Matrix& m, const Row& r, int k, float* w) {
 DEVICE void load8_nvfp4(const Matrix&, const Row& r, int k, float* w) {
     u32 v = *(const u32*)spot<T_NVFP4>(r, k);
     float f = e4m3(r.s[k >> 4]);
-    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
+    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(nibble_of(v, i)) * f;
 }
 DEVICE void load8_mxfp4(const Matrix&, const Row& r, int k, float* w) {
     u32 v = *(const u32*)spot<T_MXFP4>(r, k);
     float f = e8m0(r.s[k >> 5]);
-    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(v >> (4 * place_of(i))) * f;
+    UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(nibble_of(v, i)) * f;
 }
 DEVICE void load8_q8_0(const Matrix&, const Row& r, int k, float* w) {
     uint2 v = *(const uint2*)spot<T_Q8_0>(r, k);

@@ -7,7 +7,7 @@ use super::{
     compile::{MHC, ROWS},
     driver::{Grid, launch},
     memory::{Scratch, bytes_of, bytes_of_mut},
-    ops::Acts,
+    ops::{Acts, four_streams},
 };
 use crate::{
     Backend, BackendError, BatchDesc, DeviceInfo, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MhcGates,
@@ -275,7 +275,7 @@ impl Backend for CudaBackend {
         state: &mut CudaState,
         out: &mut CudaBuf,
     ) {
-        self.op("kda", |_| self.run_kda(batch, layer, proj, proj_stride, beta0, f, g, w, p, state, out));
+        self.op("kda", |scratch| self.run_kda(scratch, batch, layer, proj, proj_stride, beta0, f, g, w, p, state, out));
     }
 
     fn mla_append(&self, batch: &CudaBatch, layer: usize, c: &CudaBuf, state: &mut CudaState) {
@@ -403,6 +403,10 @@ impl CudaBackend {
         let (base, scale, norm) = (w.base.f32s(n * (n + 2))?, w.scale.f32s(3)?, w.norm.f32s(d)?);
         let (x, post, comb) = (x.f32s(rows * d)?, gates.post.f32s(rows * n)?, gates.comb.f32s(rows * n * n)?);
         let (grid, iters) = (Grid::new([rows, 1, 1], 512), p.iters as i32);
+        if four_streams(p) {
+            let (grid, d) = (Grid { threads: 544, ..grid }, d as i32);
+            return launch!(self, MHC, "mhc_read4", grid; partial, base, scale, norm, streams, d, p.rms_eps, p.hc_eps, iters, x, post, comb);
+        }
         launch!(self, MHC, "mhc_read", grid; partial, base, scale, norm, streams, n as i32, d as i32, p.rms_eps, p.hc_eps, iters, x, post, comb)
     }
 }

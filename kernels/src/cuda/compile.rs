@@ -32,11 +32,14 @@ files!(
     "weights.cuh",
     "mma.cuh",
     "step.cuh",
+    "kda.cuh",
     "rows.cu",
     "mhc.cu",
     "experts.cu",
     "kda.cu",
+    "kda_chunk.cu",
     "mla.cu",
+    "mla_mma.cu",
     "indexer.cu",
     "sample.cu",
     "format.cu",
@@ -86,8 +89,12 @@ units! {
     EXPERTS = "experts", "experts.cu", None;
     /// Kimi delta attention.
     KDA = "kda", "kda.cu", None;
+    /// The same for prompts.
+    KDA_CHUNK = "kda_chunk", "kda_chunk.cu", None;
     /// Latent attention.
     MLA = "mla", "mla.cu", None;
+    /// Latent attention on the matrix units.
+    MLA_MMA = "mla_mma", "mla_mma.cu", None;
     /// The indexer.
     INDEXER = "indexer", "indexer.cu", None;
     /// Sampling.
@@ -352,6 +359,22 @@ mod tests {
         );
         assert_ne!(hash(BF16), hash(NVFP4));
         assert_eq!(hash(BF16).len(), 16);
+    }
+
+    /// Launches may overlap (driver.rs): a kernel that does not await the one ahead could read what is not written yet.
+    #[test]
+    fn every_kernel_lets_the_next_begin_and_awaits_the_one_ahead() {
+        let waits = |body: &str| body.contains("begin_next();") && body.contains("await_ahead();");
+        for (name, _) in FILES.iter().filter(|f| f.0.ends_with(".cu")) {
+            let text = text_of(name);
+            let shared: Vec<&str> = text.split("\nDEVICE ").chain(text.split("\ntemplate ")).filter(|part| waits(part)).collect();
+            for kernel in text.split("\nKERNEL ").skip(1) {
+                let body = kernel.split("\n}").next().unwrap_or_default();
+                let calls =
+                    |part: &&&str| part.split('(').next().and_then(|head| head.split_whitespace().last()).is_some_and(|f| body.contains(f));
+                assert!(waits(body) || shared.iter().any(|part| calls(&part)), "{name}: {}", kernel.lines().next().unwrap_or_default());
+            }
+        }
     }
 
     #[test]

@@ -28,7 +28,11 @@ pub(super) struct Device {
     name: String,
     device: cu::CUdevice,
     context: cu::CUcontext,
-    stream: cu::CUstream,
+    pub(super) stream: cu::CUstream,
+    /// Whether a kernel may begin before the one ahead has ended (portable.cuh, `await_ahead`).
+    early: bool,
+    /// Multiprocessors.
+    pub(super) sms: usize,
 }
 
 // SAFETY: the driver's handles are plain pointers that any thread may use once the context is current to it, which every call here sees to.
@@ -48,7 +52,14 @@ impl Device {
             let flags = cu::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             check("cuStreamCreate", cu::cuStreamCreate(&raw mut stream, flags))?;
         }
-        Ok(Arc::new(Self { name: format!("cuda:{}", found.ordinal), device, context, stream }))
+        Ok(Arc::new(Self {
+            name: format!("cuda:{}", found.ordinal),
+            device,
+            context,
+            stream,
+            early: found.major >= 9,
+            sms: found.sms.max(1) as usize,
+        }))
     }
 
     /// Makes the context current to this thread.
@@ -123,28 +134,6 @@ impl Device {
         // SAFETY: the context is current, the place is ours.
         check("pinned memory", unsafe { cu::cuMemAllocHost_v2(&raw mut at, bytes) })?;
         Ok(Pinned { device: Arc::clone(self), at: at.cast(), bytes })
-    }
-
-    /// Milliseconds that the device spends between two marks around `work`.
-    pub(super) fn timed(&self, work: impl FnOnce() -> Result<(), String>) -> Result<f32, String> {
-        self.bind()?;
-        let mut marks = [std::ptr::null_mut(); 2];
-        let mut ms = 0.0;
-        // SAFETY: the context is current; events are destroyed below, after the stream has passed them.
-        unsafe {
-            for mark in &mut marks {
-                check("cuEventCreate", cu::cuEventCreate(mark, 0))?;
-            }
-            check("cuEventRecord", cu::cuEventRecord(marks[0], self.stream))?;
-            let done = work();
-            check("cuEventRecord", cu::cuEventRecord(marks[1], self.stream))?;
-            self.sync()?;
-            check("cuEventElapsedTime", cu::cuEventElapsedTime_v2(&raw mut ms, marks[0], marks[1]))?;
-            for mark in marks {
-                check("cuEventDestroy", cu::cuEventDestroy_v2(mark))?;
-            }
-            done.map(|()| ms)
-        }
     }
 }
 
@@ -249,15 +238,25 @@ struct Module {
 unsafe impl Send for Module {}
 
 /// Kernels whose shared memory is sized at launch.
-const DYNAMIC_SHARED: [&str; 3] = ["mla_attend", "mla_attend_mma", "index_score"];
+const DYNAMIC_SHARED: [&str; 5] = ["mla_attend", "mla_attend_mma", "index_score", "index_score_2", "index_score_8"];
 /// Shared memory of a block that every supported chip has (8.6, 8.9 and 12.0 have the least).
 pub(super) const MOST_SHARED: usize = 99 << 10;
 /// What such kernels use beside it.
 const STATIC_SHARED: usize = 2 << 10;
 
 /// What a model of any type needs.
-const COMMON: [Unit; 8] =
-    [compile::ROWS, compile::MHC, compile::EXPERTS, compile::KDA, compile::MLA, compile::INDEXER, compile::SAMPLE, compile::F32];
+const COMMON: [Unit; 10] = [
+    compile::ROWS,
+    compile::MHC,
+    compile::EXPERTS,
+    compile::KDA,
+    compile::KDA_CHUNK,
+    compile::MLA,
+    compile::MLA_MMA,
+    compile::INDEXER,
+    compile::SAMPLE,
+    compile::F32,
+];
 
 impl Kernels {
     pub(super) fn new(device: Arc<Device>, compiler: Compiler) -> Self {
@@ -342,22 +341,26 @@ impl Device {
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
-        let result = unsafe {
-            cu::cuLaunchKernel(
-                kernel.0,
-                x as u32,
-                y as u32,
-                z as u32,
-                grid.threads as u32,
-                1,
-                1,
-                grid.shared as u32,
-                self.stream,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut early = cu::CUlaunchAttribute {
+            id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: cu::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let config = cu::CUlaunchConfig {
+            gridDimX: x as u32,
+            gridDimY: y as u32,
+            gridDimZ: z as u32,
+            blockDimX: grid.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream,
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.early),
+        };
+        // SAFETY: the caller's promise; the driver copies the arguments and the attribute before it returns. Every kernel awaits the one ahead
+        // before it touches what another one writes.
+        let result = unsafe { cu::cuLaunchKernelEx(&raw const config, kernel.0, arguments.as_mut_ptr(), std::ptr::null_mut()) };
         check("launch", result)
     }
 }

@@ -58,6 +58,8 @@ pub(super) enum Use {
     Pairs,
     /// Partial sums of hyper-connections.
     Mhc,
+    /// What chunks of KDA need beside the state.
+    Chunks,
     /// Logits of the router.
     Router,
     /// Queries on the latent, and what attention made of it.

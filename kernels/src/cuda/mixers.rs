@@ -3,9 +3,11 @@
 use super::{
     CudaBackend, CudaBatch, CudaBuf, CudaState, CudaWeight,
     backend::columns,
-    compile::{INDEXER, KDA, MLA},
+    compile::{INDEXER, KDA, KDA_CHUNK, MLA, MLA_MMA},
     driver::{Grid, launch},
     memory::{Scratch, Use},
+    pack::Kind,
+    weight::Matrix,
 };
 use crate::{IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MlaParams, Precision};
 
@@ -52,6 +54,15 @@ struct KeyColumns {
 /// Limits of the kernels: `WIDEST`, `MAX_TAPS` of kda.cu; latent columns of mla.cu; `MAX_POOL`, `MAX_DIM` of indexer.cu.
 const KDA_WIDEST: usize = 128;
 const KDA_TAPS: usize = 8;
+/// Taps of the kernels that are made for the release's shape (and [`KDA_WIDEST`] channels a head).
+const KDA_RELEASE_TAPS: usize = 4;
+/// Rows that kda_chunk.cu takes at once, and how far their log decays may sum up for it.
+const KDA_CHUNK_ROWS: usize = 16;
+const KDA_RANGE: f32 = 80.0;
+/// `PARTS` of kda_chunk.cu: floats of a chunk of a head.
+const KDA_PARTS: usize = 4 * 16 * 128 + 16 * 16 + 128;
+/// Chunks of all segments that are prepared at a time: bounds the scratch to 2.1 MiB each.
+const KDA_CHUNKS: usize = 128;
 const LATENT: usize = 512;
 const POOL: usize = 16;
 const INDEX_DIM: usize = 256;
@@ -63,17 +74,29 @@ const HEADS: usize = 16;
 const WHOLE_ROWS: usize = 17;
 /// Rows whose scores are held at a time.
 const SCORE_ROWS: usize = 256;
+/// Scores of a launch up to which blocks take 16 pools each.
+const SCORE_FEW: usize = 8192;
+/// `KEY_LINE` of indexer.cu: floats of a key in shared memory.
+const KEY_LINE: usize = 132;
 /// Rows whose folded queries are held at a time.
 const FOLD_ROWS: usize = 1024;
 /// The same where each row's parts are kept, too.
 const MMA_ROWS: usize = 64;
-/// `LINE` of mla.cu: bf16 of a latent row in shared memory.
+/// `LINE` and `WEIGHT_LINE` of mla_mma.cu: bf16 of a latent row and of a head's weights in shared memory.
 const MMA_LINE: usize = 520;
+const WEIGHT_LINE: usize = 72;
+/// `HEADS` of mla_mma.cu.
+const MMA_HEADS: usize = 16;
+/// `MOST_PARTS` of mla_mma.cu.
+const MOST_PARTS: usize = 160;
+/// Rows up to which the values' product joins the parts itself.
+const JOINED_ROWS: usize = 2;
 
 impl CudaBackend {
     /// See [`crate::Backend::kda`].
     pub(super) fn run_kda(
         &self,
+        scratch: &mut Scratch,
         batch: &CudaBatch,
         layer: usize,
         proj: &CudaBuf,
@@ -104,8 +127,37 @@ impl CudaBackend {
         let (dt_bias, o_norm) = (w.dt_bias.f32s(hd)?, w.o_norm.f32s(d)?);
         let (states, carries, layers) = (state.kda.at(), state.conv.at(), spec.kda_layers as i32);
         let grid = Grid::new([heads, batch.desc.segments.len(), 1], 512);
-        launch!(self, KDA, "kda", grid; batch.step(), sizes, proj, stride as i32, beta0 as i32, f, g, conv, a_log, dt_bias, o_norm, states,
-            carries, layers, layer as i32, out)
+        // Which kernel takes a segment follows from its rows alone: it gives the same bits whoever shares its step.
+        let release = d == KDA_WIDEST && p.dims.conv == KDA_RELEASE_TAPS;
+        let chunked = release && p.lower_bound.is_some_and(|b| b.abs() * KDA_CHUNK_ROWS as f32 <= KDA_RANGE);
+        let (least, most) = (if release { 2 } else { 1 }, if chunked { KDA_CHUNK_ROWS - 1 } else { i32::MAX as usize });
+        let has = |from: usize, to: usize| batch.desc.segments.iter().any(|s| (from..=to).contains(&(s.rows as usize)));
+        if release && has(1, 1) {
+            launch!(self, KDA, "kda_one", grid; batch.step(), sizes, proj, stride as i32, beta0 as i32, f, g, conv, a_log, dt_bias, o_norm, states,
+                carries, layers, layer as i32, out)?;
+        }
+        if has(least, most) {
+            launch!(self, KDA, "kda", grid; batch.step(), sizes, least as i32, most as i32, proj, stride as i32, beta0 as i32, f, g, conv, a_log,
+                dt_bias, o_norm, states, carries, layers, layer as i32, out)?;
+        }
+        if !has(most.saturating_add(1), usize::MAX) {
+            return Ok(());
+        }
+        let (least, segments) = (KDA_CHUNK_ROWS as i32, batch.desc.segments.len());
+        let all = batch.desc.segments.iter().map(|s| (s.rows as usize).div_ceil(KDA_CHUNK_ROWS)).max().unwrap_or(0);
+        let at_a_time = all.min((KDA_CHUNKS / segments).max(1));
+        let parts = scratch.get(&self.device, Use::Chunks, 4 * segments * heads * at_a_time * KDA_PARTS)?;
+        for first in (0..all).step_by(at_a_time) {
+            let at = first as i32;
+            let grid = Grid::new([at_a_time, heads, segments], 512);
+            launch!(self, KDA_CHUNK, "kda_prepare", grid; batch.step(), sizes, least, at, proj, stride as i32, beta0 as i32, f, conv, a_log, dt_bias,
+                carries, layers, layer as i32, parts)?;
+            let grid = Grid::new([d / 32, heads, segments], 128);
+            launch!(self, KDA_CHUNK, "kda_follow", grid; batch.step(), sizes, least, at, at_a_time as i32, proj, stride as i32, parts, states,
+                carries, layers, layer as i32, out)?;
+        }
+        let grid = Grid::new([heads.div_ceil(8), rows, 1], 256);
+        launch!(self, KDA_CHUNK, "kda_finish", grid; batch.step(), sizes, least, g, o_norm, out)
     }
 
     fn is_bf16(&self) -> i32 {
@@ -176,6 +228,7 @@ impl CudaBackend {
         let (selected, pooled, sizes) = (selected.ids(rows * width)?, state.pooled.at(), IndexerSizes::from(p));
         let (page_tokens, layers, layer) = (spec.page_tokens as i32, spec.mla_layers as i32, layer as i32);
         let wide = p.dim.next_multiple_of(4);
+        let release = (p.heads, p.dim) == (32, 128);
         let shared = 4 * (p.heads * wide + 64 * (wide + 4));
         if shared > 97 << 10 {
             return Err(format!("{} index heads of {} need {shared} bytes of shared memory; {} are there", p.heads, p.dim, 97 << 10));
@@ -186,8 +239,14 @@ impl CudaBackend {
             let pools = if most <= width { 0 } else { most / p.kpool };
             let scores = scratch.get(&self.device, Use::Scores, 4 * n * pools)?;
             let (row0, s_stride, w_stride) = (row0 as i32, pools as i32, stride as i32);
-            let grid = Grid { blocks: [pools.div_ceil(64), n, 1], threads: 256, shared };
-            launch!(self, INDEXER, "index_score", grid; batch.step(), sizes, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores,
+            // Blocks of few pools until the chip is full; the sums are the same.
+            let (name, each, shared) = match (release, n * pools <= SCORE_FEW) {
+                (true, true) => ("index_score_2", 16, 4 * (32 + 16) * KEY_LINE),
+                (true, false) => ("index_score_8", 64, 4 * (32 + 64) * KEY_LINE),
+                _ => ("index_score", 64, shared),
+            };
+            let grid = Grid { blocks: [pools.div_ceil(each), n, 1], threads: 256, shared };
+            launch!(self, INDEXER, name, grid; batch.step(), sizes, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores,
                 s_stride)?;
             launch!(self, INDEXER, "index_select", Grid::new([n, 1, 1], 1024); batch.step(), sizes, scores, s_stride, row0, selected)?;
         }
@@ -223,8 +282,11 @@ impl CudaBackend {
         let (page_tokens, layers, bf16, cache) = (spec.page_tokens as i32, spec.mla_layers as i32, self.is_bf16(), state.latent.at());
         let (width_i, latent_i, scale) = (width as i32, latent as i32, 1.0 / (p.qk_dim as f32).sqrt());
         let parts = width.div_ceil(PART);
-        // Latents in bf16 as wide as the release's go to the matrix units, for any number of rows.
-        let mma = bf16 != 0 && latent == LATENT;
+        // Latents in bf16 as wide as the release's go to the matrix units, for any number of rows; weights in bf16, too.
+        let mma = bf16 != 0 && latent == LATENT && parts <= MOST_PARTS;
+        if mma && part.kind == Kind::Bf16 && p.qk_dim.is_multiple_of(32) && p.v_dim.is_multiple_of(64) {
+            return self.attend_mma(scratch, batch, layer, (q, part.matrix), (chosen, width), p, state, out);
+        }
         let chunk = if mma { MMA_ROWS } else { FOLD_ROWS };
         for row0 in (0..rows).step_by(chunk) {
             let n = chunk.min(rows - row0);
@@ -242,9 +304,7 @@ impl CudaBackend {
                 if mma || rows < WHOLE_ROWS { scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))? } else { 0 };
             let mixed_all = mixed.wrapping_sub(before);
             if mma {
-                let grid = Grid { blocks: [parts, p.heads.div_ceil(64), n], threads: 128, shared: PART * MMA_LINE * 2 };
-                launch!(self, MLA, "mla_attend_mma", grid; batch.step(), rounded, cache, page_tokens, layers, layer as i32, chosen, width_i, row, heads,
-                    scale, sums)?;
+                self.attend_parts(batch, layer, rounded, (chosen, width), (row0, n), p, state, sums)?;
             } else {
                 let stride = latent.next_multiple_of(4) + 4;
                 let shared = 4 * ((HEADS + 16) * stride + HEADS * 16 + 3 * HEADS);
@@ -259,6 +319,61 @@ impl CudaBackend {
             let to = out + (4 * row0 * p.heads * p.v_dim) as u64;
             let grid = Grid::new([(p.heads * p.v_dim).div_ceil(8), n.div_ceil(8), 1], 256);
             launch!(self, MLA, "mla_out", grid; mixed, m, heads, qk, v, n_i, to)?;
+        }
+        Ok(())
+    }
+
+    /// Attention of rows `row0..row0 + n` over each part of what they have chosen, on the matrix units.
+    fn attend_parts(
+        &self,
+        batch: &CudaBatch,
+        layer: usize,
+        folded: u64,
+        (chosen, width): (u64, usize),
+        (row0, n): (usize, usize),
+        p: &MlaParams,
+        state: &CudaState,
+        sums: u64,
+    ) -> Result<(), String> {
+        let (spec, heads, scale) = (&state.spec, p.heads as i32, 1.0 / (p.qk_dim as f32).sqrt());
+        let (page_tokens, layers, cache) = (spec.page_tokens as i32, spec.mla_layers as i32, state.latent.at());
+        let shared = 2 * ((PART + MMA_HEADS) * MMA_LINE + MMA_HEADS * WEIGHT_LINE) + 2 * 4 * 8 * MMA_HEADS;
+        let grid = Grid { blocks: [width.div_ceil(PART), p.heads.div_ceil(MMA_HEADS), n], threads: 256, shared };
+        launch!(self, MLA_MMA, "mla_attend_mma", grid; batch.step(), folded, cache, page_tokens, layers, layer as i32, chosen, width as i32,
+            row0 as i32, heads, scale, sums)
+    }
+
+    /// All of attention on the matrix units.
+    fn attend_mma(
+        &self,
+        scratch: &mut Scratch,
+        batch: &CudaBatch,
+        layer: usize,
+        (q, kv_b): (u64, Matrix),
+        (chosen, width): (u64, usize),
+        p: &MlaParams,
+        state: &CudaState,
+        out: u64,
+    ) -> Result<(), String> {
+        let (rows, parts) = (batch.rows(), width.div_ceil(PART));
+        let (heads, qk, v) = (p.heads as i32, p.qk_dim as i32, p.v_dim as i32);
+        for row0 in (0..rows).step_by(MMA_ROWS) {
+            let n = MMA_ROWS.min(rows - row0);
+            let each = n * p.heads * LATENT;
+            let folded = scratch.get(&self.device, Use::Folded, 2 * each)?;
+            let sums = scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (LATENT + 2))?;
+            let (q, to) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, out + (4 * row0 * p.heads * p.v_dim) as u64);
+            let grid = Grid::new([LATENT / 128, p.heads, 1], 256);
+            launch!(self, MLA_MMA, "mla_fold_mma", grid; q, kv_b, heads, qk, v, n as i32, folded)?;
+            self.attend_parts(batch, layer, folded, (chosen, width), (row0, n), p, state, sums)?;
+            // Of few rows, joining the parts once per block costs less than a kernel of its own.
+            let mut mixed = 0;
+            if n > JOINED_ROWS {
+                mixed = scratch.get(&self.device, Use::Mixed, 2 * each)?;
+                launch!(self, MLA_MMA, "mla_merge_mma", Grid::new([p.heads, n, 1], 256); sums, parts as i32, heads, mixed)?;
+            }
+            let grid = Grid::new([p.v_dim / 64, p.heads, 1], 256);
+            launch!(self, MLA_MMA, "mla_out_mma", grid; sums, parts as i32, mixed, kv_b, heads, qk, v, n as i32, to)?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! | `memory`, `batch`, `state` | buffers and scratch; a step on the device; sequence state |
 //! | `pack`, `weight` | stored matrices in the layout that kernels read |
 //! | `backend`, `ops`, `mixers` | the trait; products, experts and hyper-connections; KDA, MLA, indexer |
+//! | `timing` | the device's own time, of single calls and of recorded ones |
 //! | `sample` | sampling: greedy and judged rows on the device, others on the host |
 //! | [`selftest`] | every kernel once against the reference before a worker serves |
 //!
@@ -27,6 +28,7 @@ mod ops;
 mod pack;
 mod sample;
 mod state;
+mod timing;
 mod weight;
 
 use std::sync::Arc;
@@ -118,18 +120,6 @@ impl CudaBackend {
         let backend = Self::new(CudaOptions::new(ordinal, precision))?;
         backend.self_test()?;
         Ok(backend)
-    }
-
-    /// Milliseconds that the device spends on what `work` enqueues.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn timed(&self, work: impl FnOnce()) -> Result<f32, BackendError> {
-        let done = self.device.timed(|| {
-            work();
-            Ok(())
-        });
-        done.map_err(|e| self.failed("timing", e))
     }
 
     /// Bytes a second that a kernel reads which does nothing else, over `bytes` of memory: the best of some rounds.

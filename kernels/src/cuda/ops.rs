@@ -8,7 +8,7 @@ use super::{
     compile::{EXPERTS, MHC, ROWS},
     driver::{Grid, launch},
     memory::{Scratch, Use},
-    pack::PAD,
+    pack::{Kind, PAD},
     weight::{GateUp, Matrix, Part},
 };
 use crate::{MhcParams, Precision, RouterParams};
@@ -82,6 +82,8 @@ const FEW_OUTPUTS_COLS: usize = 1024;
 const BIG_ROWS: usize = 128;
 /// Rows per expert from which the experts' products are.
 const BIG_EXPERT_ROWS: usize = 24;
+/// Warps of a product with few rows that a multiprocessor holds at a time.
+const SM_WARPS: usize = 16;
 /// Rows that go through the experts at a time: bounds the scratch.
 const EXPERT_ROWS: usize = 1024;
 
@@ -105,6 +107,13 @@ impl CudaBackend {
         if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32) }
     }
 
+    /// Blocks of `warps` warps for `items` groups of outputs of each of `tiles`: as many as the chip holds at a time, which share the items evenly.
+    fn sharing(&self, items: usize, tiles: usize, warps: usize) -> Grid {
+        let at_a_time = self.device.sms * (SM_WARPS / warps);
+        let each = (items * tiles).div_ceil(at_a_time.max(1)).max(1);
+        Grid::new([items.div_ceil(each), tiles, 1], 32 * warps)
+    }
+
     /// `out[row, o] = x[row]·w[o]` over a tiling. `round`: to bf16 first, where the precision says so.
     fn product(&self, part: &Part, t: Tiling, x: Acts, input: Input, out: u64, stride: usize, round: bool) -> Result<(), String> {
         let round = round && self.precision == Precision::Bf16;
@@ -123,7 +132,7 @@ impl CudaBackend {
             return launch!(self, part.kind.unit(), "linear_big", grid; m, tokens, at, stride as i32, shares, out, out_stride);
         }
         let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let grid = Grid::new([part.rows.div_ceil(16), t.blocks, 1], 32 * part.warps());
+        let grid = self.sharing(part.rows.div_ceil(16), t.blocks, part.warps());
         let name = match t.size {
             8 => "linear_1",
             16 => "linear_2",
@@ -140,7 +149,7 @@ impl CudaBackend {
             return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32);
         }
         let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let grid = Grid::new([half.div_ceil(8), t.blocks, 1], 32 * part.warps());
+        let grid = self.sharing(half.div_ceil(8), t.blocks, part.warps());
         let name = match t.size {
             8 => "glu_1",
             16 => "glu_2",
@@ -325,6 +334,13 @@ impl CudaBackend {
         };
         let partial = scratch.get(&self.device, Use::Mhc, 4 * rows * slices * (n * (n + 2) + 1))?;
         let (y, post, comb) = y.unwrap_or_default();
+        if four_streams(p) && (m.rows == 0 || m.kind == Kind::F32 as i32) {
+            // Enough blocks to fill the chip; each keeps its part of fn for all its rows.
+            let step = rows.min(MHC_ROWS);
+            let (grid, d, rows, step) = (Grid::new([slices, step, 1], 256), d as i32, rows as i32, step as i32);
+            launch!(self, MHC, "mhc_mix4", grid; m, y, post, comb, d, streams, partial, rows, step)?;
+            return Ok(partial);
+        }
         let grid = Grid::new([slices, rows, 1], 256);
         launch!(self, MHC, "mhc_mix", grid; m, y, post, comb, n as i32, d as i32, streams, partial)?;
         Ok(partial)
@@ -334,3 +350,10 @@ impl CudaBackend {
 /// `MAX_STREAMS` and `SLICE` of mhc.cu.
 pub(super) const MAX_STREAMS: usize = 8;
 const MHC_SLICE: usize = 64;
+/// Blocks of `mhc_mix4` along the rows.
+const MHC_ROWS: usize = 16;
+
+/// Whether the hyper-connections have the release's shape, for which there are kernels of their own.
+pub(super) fn four_streams(p: &MhcParams) -> bool {
+    p.streams == 4 && p.hidden.is_multiple_of(MHC_SLICE) && p.hidden <= 4096
+}

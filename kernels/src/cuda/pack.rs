@@ -50,7 +50,7 @@ impl Kind {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => (64, 2),
             Self::E4m3 => (64, 4),
-            Self::Nvfp4 | Self::Mxfp4 => (128, 4),
+            Self::Nvfp4 | Self::Mxfp4 => (128, 8),
             Self::Q8_0 => (32, 8),
         }
     }
