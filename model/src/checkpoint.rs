@@ -169,6 +169,9 @@ impl Checkpoint {
         warnings.extend(checkpoint.narrowed());
         warnings.extend(checkpoint.unknown());
         warnings.extend(checkpoint.unsaid());
+        let odd_keys = checkpoint.gguf().map(gguf::keys::unknown).unwrap_or_default();
+        warnings
+            .extend(listing(&odd_keys).map(|list| format!("{} keys of the model are unknown and were ignored: {list}", odd_keys.len())));
         checkpoint.warnings = warnings;
         Ok(checkpoint)
     }

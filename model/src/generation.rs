@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::{
-    ModelError, gguf,
-    json::{Section, read_object},
+    ModelError, files, gguf,
+    json::{Section, parse_object},
 };
 
 const EOS: &str = "eos_token_id";
@@ -59,8 +59,10 @@ impl GenerationConfig {
     /// Names the file and the key that has another type or an impossible value.
     pub fn read(dir: &Path, config: &Value, vocab: usize) -> Result<Self, ModelError> {
         let path = dir.join("generation_config.json");
-        let there = path.try_exists().map_err(|source| ModelError::Io { path: path.clone(), source })?;
-        let generation = if there { read_object(&path)? } else { Value::Object(serde_json::Map::new()) };
+        let generation = match files::read_if_there(&path).map_err(|source| ModelError::Io { path: path.clone(), source })? {
+            Some(text) => parse_object(&path, &text)?,
+            None => Value::Object(serde_json::Map::new()),
+        };
         let config_path = dir.join("config.json");
         let read = Self::from_json(&path, &generation, &config_path, config)?;
         let has = |value: Option<&Value>| value.is_some_and(|v| !v.is_null() && v.as_array().is_none_or(|list| !list.is_empty()));

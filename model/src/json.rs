@@ -2,36 +2,31 @@
 //!
 //! Neighbours: `geometry.rs` and `generation.rs` read through [`Section`].
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::ModelError;
+use crate::{ModelError, files};
 
 /// Reads a JSON file whose top level is an object.
 ///
 /// # Errors
 /// The file cannot be read, is not JSON, or is no object.
 pub fn read_object(path: &Path) -> Result<Value, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    regular(path).map_err(io)?;
-    let text = fs::read_to_string(path).map_err(io)?;
-    let value: Value = serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
+    let text = files::text(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    parse_object(path, &text)
+}
+
+/// Parses the text of such a file; `path` is for messages.
+///
+/// # Errors
+/// It is not JSON, or no object.
+pub fn parse_object(path: &Path, text: &str) -> Result<Value, ModelError> {
+    let value: Value = serde_json::from_str(text).map_err(|source| ModelError::Json { path: path.to_owned(), source })?;
     if value.is_object() {
         Ok(value)
     } else {
         Err(ModelError::Key { path: path.to_owned(), key: "(top level)".to_owned(), needed: "an object".to_owned(), got: describe(&value) })
-    }
-}
-
-/// Refuses what is no file: opening a pipe would wait for its writer, for ever.
-pub(crate) fn regular(path: &Path) -> io::Result<()> {
-    match fs::metadata(path)?.is_file() {
-        true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "a file was needed; this is a folder, pipe or device")),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | module | idea |
 //! |---|---|
+//! | [`files`] | reading the small files |
 //! | [`json`] | typed reading of config files, with errors that name file and key |
 //! | [`geometry`] | `config.json` → [`Geometry`]: every size, none assumed |
 //! | [`generation`] | `generation_config.json` → [`GenerationConfig`]: sampling defaults and the set of EOS ids |
@@ -35,6 +36,7 @@ pub mod checkpoint;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod error;
+pub mod files;
 pub mod fingerprint;
 pub mod generation;
 pub mod geometry;

@@ -407,6 +407,13 @@ fn tokenizers_of_other_families() {
         },
         &["needed 512 entries, as in tokens", "got 1 entries"],
     );
+    let odd = array(I32_TYPE, &[vec![vec![1, 0, 0, 0]; 511], vec![vec![7, 0, 0, 0]]].concat());
+    refused(
+        &|g| {
+            g.set("tokenizer.ggml.token_type", ARRAY, odd.clone());
+        },
+        &["tokenizer.ggml.token_type[511]: needed a type from 1 to 6, got 7"],
+    );
     for (key, kind, value, words) in [
         ("tokenizer.ggml.eos_token_id", U32, u32s(&[512]), "needed ids below the vocabulary (512), got 512"),
         ("tokenizer.ggml.eom_token_id", U32, u32s(&[600]), "needed ids below the vocabulary (512), got 600"),
@@ -437,6 +444,10 @@ fn what_a_header_leaves_unsaid_is_noted() {
         g.unset(key).unset("glm5-next.swiglu_clamp_shexp");
     });
     assert!(said(&gguf).contains("model.gguf: the SwiGLU is not clamped"), "{}", said(&gguf));
+    let gguf = edited(|g| {
+        g.set("glm5-next.swiglu_clamps", F32, f32s(&[1.0]));
+    });
+    assert!(said(&gguf).contains("1 keys of the model are unknown and were ignored: glm5-next.swiglu_clamps"), "{}", said(&gguf));
 }
 
 /// The extension is read in any case, alone and in sets.
@@ -447,6 +458,15 @@ fn upper_case_names_are_files_of_the_format() {
     assert!(tandem_model::Checkpoint::open(&path).is_ok());
     assert_eq!(tandem_model::title::title(&path), "TINYK");
     assert!(tandem_model::Checkpoint::open(dir.path()).is_ok(), "the only one of its folder");
+    for name in ["m-00001-of-00000.gguf", "m-00003-of-00002.gguf"] {
+        assert!(tandem_model::Checkpoint::open(&Gguf::tinyk().write(&dir.path().join(name))).is_ok(), "{name} is no shard");
+    }
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("nowhere", dir.path().join("TINYK.GGUF.p4mix.bin")).unwrap();
+        let error = tandem_model::Checkpoint::open(&path).unwrap_err().to_string();
+        assert!(error.contains("TINYK.GGUF.p4mix.bin: No such file"), "{error}");
+    }
     let shards = tempfile::tempdir().unwrap();
     for path in common::write_set(shards.path(), &Gguf::tinyk().shards(3)) {
         std::fs::rename(&path, path.with_extension("GGUF")).unwrap();

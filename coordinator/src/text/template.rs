@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
-use tandem_model::{Checkpoint, gguf};
+use tandem_model::{Checkpoint, files, gguf};
 
 use super::{json, strftime};
 
@@ -97,6 +97,9 @@ impl ChatTemplate {
                 .map_err(|e| TemplateError::Config { path: config_path.clone(), message: format!("not JSON: {e}") })?,
             None => Json::Null,
         };
+        if !config.is_object() && !config.is_null() {
+            return Err(TemplateError::Config { path: config_path, message: "no object of settings".to_owned() });
+        }
         let file = dir.join("chat_template.jinja");
         let (source, origin) = match read(&file)? {
             Some(source) => (source, file.display().to_string()),
@@ -172,11 +175,7 @@ impl ChatTemplate {
 }
 
 fn read(path: &Path) -> Result<Option<String>, TemplateError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TemplateError::Read { path: path.into(), source }),
-    }
+    files::read_if_there(path).map_err(|source| TemplateError::Read { path: path.into(), source })
 }
 
 fn from_config(config: &Json, path: &Path) -> Result<String, TemplateError> {

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use tandem_grammar::TokenTable;
-use tandem_model::{Checkpoint, ModelError, gguf};
+use tandem_model::{Checkpoint, ModelError, files, gguf};
 use tokenizers::DecoderWrapper;
 
 /// Why a tokenizer could not be loaded or a text not be encoded.
@@ -75,7 +75,7 @@ impl Tokenizer {
     /// Loads `tokenizer.json` of a checkpoint directory.
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        let bytes = files::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
         Self::from_bytes(&bytes, &path)
     }
 

@@ -45,6 +45,31 @@ const KEYS: &[(&str, &[&str])] = &[
     ("norm_topk_prob", &["expert_weights_norm"]),
 ];
 
+/// Suffixes that are read or need not be, beside those of [`KEYS`]: they say one thing only, or what others say, too.
+const OTHERS: &[&str] = &[
+    "attention.indexer.index_share_mtp",
+    "attention.key_length",
+    "attention.layer_norm_epsilon",
+    "attention.value_length",
+    "expert_gating_func",
+    "expert_shared_feed_forward_length",
+    "gumix.sidecar",
+    "p4mix.sidecar",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.time_step_rank",
+];
+
+/// Keys of the architecture that nothing here knows: spelt wrongly, or of a newer writer.
+pub fn unknown(header: &Header) -> Vec<String> {
+    let Some(prefix) = header.architecture() else { return Vec::new() };
+    let known = |suffix: &str| OTHERS.contains(&suffix) || KEYS.iter().any(|(_, suffixes)| suffixes.contains(&suffix));
+    let of_model = header.values.keys().filter(|key| key.strip_prefix(prefix).and_then(|k| k.strip_prefix('.')).is_some_and(|s| !known(s)));
+    of_model.cloned().collect()
+}
+
 /// The same error about the header's key: `glm5-next.expert_used_count (num_experts_per_tok)`. Other errors come back as they are.
 pub fn in_own_keys(error: ModelError, header: &Header) -> ModelError {
     let ModelError::Key { path, key, needed, got } = error else { return error };
@@ -111,5 +136,11 @@ mod tests {
             "m.gguf: glm5next.attention.indexer.types[3] (indexer_types): needed \"full\", got 1"
         );
         assert_eq!(said("general.type", "model"), "m.gguf: general.type: needed model, got 1");
+        assert_eq!(unknown(&header), Vec::<String>::new());
+        let mut header = header;
+        for key in ["glm5next.atention.head_count_kv", "glm5next.rope.dimension_count", "other.key"] {
+            header.values.insert(key.to_owned(), Value::Int(0));
+        }
+        assert_eq!(unknown(&header), ["glm5next.atention.head_count_kv"]);
     }
 }

@@ -16,6 +16,10 @@ const GLM4_SPLIT: &str = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[d
 
 /// The chat template's key.
 const TEMPLATE: &str = "tokenizer.chat_template";
+/// `tokenizer.ggml.token_type` of ordinary tokens, of the one for what the others cannot spell, and of single bytes: all are text.
+const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
+const BYTE: u64 = 6;
 /// `tokenizer.ggml.token_type` of tokens that are no text of their own: matched whole, skipped when special tokens are.
 const CONTROL: u64 = 3;
 /// Matched whole, but ordinary text when decoded (`<think>`, `<tool_call>` …).
@@ -47,7 +51,8 @@ pub fn tokenizer_json(path: &Path, header: &Header) -> Result<Json, ModelError> 
             Some(UNUSED) => continue,
             Some(CONTROL) => Some(true),
             Some(USER_DEFINED) => Some(false),
-            _ => None,
+            Some(NORMAL | UNKNOWN | BYTE) => None,
+            _ => return Err(k.error(&format!("token_type[{id}]"), "a type from 1 to 6", kind.describe())),
         };
         if let Some(first) = vocab.insert((*token).to_owned(), id.into()) {
             return Err(k.error("tokens", "each token once", format!("{token:?} as {first} and as {id}")));

@@ -111,7 +111,8 @@ impl Storage {
             let mut loose = path.as_os_str().to_owned();
             loose.push(format!(".{}.bin", kind.name()));
             let loose = PathBuf::from(loose);
-            if loose.exists() {
+            // A link to nothing is there, too: something was lost.
+            if loose.symlink_metadata().is_ok() {
                 let bytes = map(&loose)?;
                 sidecar::read(kind, &bytes, &mut self.codebooks).map_err(|source| ModelError::Gguf { path: loose, source })?;
             }
@@ -160,7 +161,9 @@ pub(crate) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (prefix, no) = rest.rsplit_once('-')?;
     let five = |s: &str| (s.len() == 5).then(|| s.parse::<u64>().ok()).flatten();
-    Some((prefix, five(no)?, five(count)?))
+    let (no, count) = (five(no)?, five(count)?);
+    // Others are names that only look like it.
+    (1..=count).contains(&no).then_some((prefix, no, count))
 }
 
 /// A name for all shards of the set that a file's name says it is one of; other files are sets of their own.

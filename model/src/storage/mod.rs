@@ -27,7 +27,7 @@ use ::safetensors::tensor::Dtype;
 use memmap2::Mmap;
 use tandem_quant::{DType, SharedBytes};
 
-use crate::{ModelError, gguf::sidecar::Codebooks, json::regular};
+use crate::{ModelError, files::regular, gguf::sidecar::Codebooks};
 
 /// The element type of a stored tensor, in its file's own terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -181,6 +181,13 @@ fn broken_safetensors_stubs_are_refused_by_name() {
     );
     std::fs::write(dir.join("chat_template.jinja"), "{% for %}").expect("writable");
     assert!(refused(&dir).contains("chat_template.jinja: line 1"));
+    for (template, note) in [("", "leaves out what a user says"), ("{{ messages[7].content.x }}", "does not render")] {
+        std::fs::write(dir.join("chat_template.jinja"), template).expect("writable");
+        let c = look(&dir).checkpoint.expect("read");
+        assert!(c.chat_template && c.warnings.iter().any(|w| w.contains(note)), "{:?}", c.warnings);
+    }
+    std::fs::write(dir.join("tokenizer_config.json"), "[]").expect("writable");
+    assert!(refused(&dir).contains("tokenizer_config.json: no object of settings"));
 
     // Part of the data is there: that is no stub, but a download that broke off.
     let dir = safetensors(root, |_, _| {});

@@ -229,12 +229,26 @@ impl Contents {
             self.warnings.push(format!("the end token {id} is none of the tokenizer's {known} ids"));
         }
         match ChatTemplate::of(checkpoint) {
-            Ok(_) => self.chat_template = true,
+            Ok(template) => {
+                self.chat_template = true;
+                self.warnings.extend(left_out(&template));
+            }
             // A base model: completions work.
             Err(error @ TemplateError::Absent) => self.warnings.push(error.to_string()),
             Err(error) => return Err(error.to_string()),
         }
         Ok(())
+    }
+}
+
+/// What is wrong with the prompt of the simplest chat, as a note: a template may be made for other messages.
+fn left_out(template: &ChatTemplate) -> Option<String> {
+    const WORDS: &str = "a question of four words";
+    let messages = serde_json::json!([{"role": "user", "content": WORDS}]);
+    match template.render(&messages, None, true, &serde_json::Map::new()) {
+        Ok(prompt) if prompt.contains(WORDS) => None,
+        Ok(_) => Some("the chat template leaves out what a user says: chats will be answered at random".to_owned()),
+        Err(error) => Some(format!("one user's message does not render: {error}")),
     }
 }
 
