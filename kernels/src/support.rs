@@ -5,7 +5,7 @@
 
 use tandem_quant::{DType, ScaleForm};
 
-use crate::{Precision, StateSpec, cpu};
+use crate::{StateSpec, cpu};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,9 +88,10 @@ pub struct StateBytes {
     pub pages: u64,
 }
 
-/// What the pools of a spec take on a CPU. Other devices need no more: the CPU keeps pooled keys in f32 and pads them.
-pub fn state_bytes(spec: &StateSpec, precision: Precision) -> StateBytes {
-    cpu::CpuState::pools(spec, cpu::LatentType::of(precision))
+/// What the pools of a spec take on a CPU with latents stored as `latents`. Other devices need no more: the CPU keeps pooled keys in f32 and
+/// pads them.
+pub fn state_bytes(spec: &StateSpec, latents: cpu::LatentType) -> StateBytes {
+    cpu::CpuState::pools(spec, latents)
 }
 
 /// What a CPU takes as scratch for steps of up to `rows` rows and contexts of up to `context` tokens on `threads` threads.

@@ -17,7 +17,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints one line.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn line(text: &str) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }

@@ -132,6 +132,12 @@ fn workers_with_another_model_or_precision_are_refused_by_name() {
         Duration::from_secs(20),
     );
     assert!(log.contains("precision") && log.contains("f32") && log.contains("bf16"), "{log}");
+    // Refused before the device is asked for, and whether or not there is one.
+    let log = fails(
+        Launch::role("attn").model(checkpoints::tiny()).args(["--coordinator", &control, "--device", "cuda:0", "--kv-cache-dtype", "fp8"]),
+        SOON,
+    );
+    assert!(log.contains("--kv-cache-dtype: needed auto on --device cuda:0"), "{log}");
 }
 
 #[tokio::test]

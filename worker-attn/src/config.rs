@@ -63,6 +63,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// What latent rows are stored as.
+    pub fn latents(&self) -> LatentType {
+        self.kv_cache.unwrap_or(LatentType::of(self.precision))
+    }
+
     /// Defaults for everything but the coordinator and the checkpoint.
     pub fn new(coordinator: impl Into<String>, model: impl Into<PathBuf>) -> Self {
         Self {

@@ -2,7 +2,7 @@
 //!
 //! Neighbours: `buffers.rs` and the backend's pools have the sizes, `model.rs` makes them; `tandem plan` and `tandem up` ask here.
 
-use tandem_kernels::{DeviceKind, Precision, scratch_bytes, state_bytes};
+use tandem_kernels::{DeviceKind, cpu::LatentType, scratch_bytes, state_bytes};
 use tandem_model::{Checkpoint, Geometry, Shard, budget::Needs};
 use tandem_worker_experts::memory::weigh;
 
@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// Everything but weights: pools, buffers and scratch. `partials`: the largest number of local shards of one layer; `threads`: of the
-/// CPU backend.
-pub fn pools(g: &Geometry, limits: RunnerLimits, precision: Precision, partials: usize, threads: usize) -> Needs {
+/// CPU backend. `latents`: what the latent cache stores.
+pub fn pools(g: &Geometry, limits: RunnerLimits, latents: LatentType, partials: usize, threads: usize) -> Needs {
     let d = Dims::new(g);
     let spec = d.state_spec(limits.max_batch, limits.kv_tokens);
-    let state = state_bytes(&spec, precision);
+    let state = state_bytes(&spec, latents);
     let workspace = buffers::bytes(&d, buffer_sizes(&d, limits, partials));
     // Local shards keep the hidden rows of all chosen experts.
     let experts = if partials > 0 { limits.max_rows.saturating_mul(g.topk * g.moe_intermediate) as u64 } else { 0 };
@@ -28,14 +28,14 @@ pub fn pools(g: &Geometry, limits: RunnerLimits, precision: Precision, partials:
 }
 
 /// The most host memory that remembered prefixes take: their budget, or as many points as pages can hold.
-pub fn prefixes(g: &Geometry, limits: RunnerLimits, precision: Precision, options: Option<CacheOptions>) -> u64 {
-    let point = state_bytes(&Dims::new(g).state_spec(1, 0), precision).slots;
+pub fn prefixes(g: &Geometry, limits: RunnerLimits, latents: LatentType, options: Option<CacheOptions>) -> u64 {
+    let point = state_bytes(&Dims::new(g).state_spec(1, 0), latents).slots;
     options.map_or(0, |o| o.bytes.min((limits.kv_tokens.div_ceil(o.spacing.max(1)) as u64).saturating_mul(point)))
 }
 
 /// The most host memory that copies of sequences that made room take: their budget, or as much as all but one of the longest sequences
 /// have. None where pages never run out: nobody has to make room.
-pub fn parked(g: &Geometry, limits: RunnerLimits, precision: Precision, options: ParkingOptions) -> u64 {
+pub fn parked(g: &Geometry, limits: RunnerLimits, latents: LatentType, options: ParkingOptions) -> u64 {
     let d = Dims::new(g);
     let longest = d.state_spec(1, limits.max_seq_len);
     let pages = d.state_spec(limits.max_batch, limits.kv_tokens).pages;
@@ -43,7 +43,7 @@ pub fn parked(g: &Geometry, limits: RunnerLimits, precision: Precision, options:
         return 0;
     }
     let others = limits.max_batch.saturating_sub(1) as u64;
-    options.bytes.min(copy_bytes(&longest, longest.pages, precision).saturating_mul(others))
+    options.bytes.min(copy_bytes(&longest, longest.pages, latents).saturating_mul(others))
 }
 
 /// All of it, with the trunk's weights and those of the shards that the worker holds itself, as they are on a kind of device, and host memory
@@ -51,7 +51,7 @@ pub fn parked(g: &Geometry, limits: RunnerLimits, precision: Precision, options:
 pub fn needs(
     checkpoint: &Checkpoint,
     limits: RunnerLimits,
-    precision: Precision,
+    latents: LatentType,
     local: &[Shard],
     threads: usize,
     kind: DeviceKind,
@@ -64,6 +64,6 @@ pub fn needs(
         weights: checkpoint.trunk_bytes_as(weigh(kind)).saturating_sub(checkpoint.narrowed_bytes()) + local_bytes,
         unpacked: checkpoint.unpacked_bytes() + checkpoint.narrowed_bytes(),
         host,
-        ..pools(checkpoint.geometry(), limits, precision, partials, threads)
+        ..pools(checkpoint.geometry(), limits, latents, partials, threads)
     }
 }

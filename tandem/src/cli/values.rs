@@ -322,6 +322,11 @@ pub enum KvCacheDtype {
 }
 
 impl KvCacheDtype {
+    /// What is stored where `precision` decides unless this does.
+    pub fn stored(self, precision: tandem_kernels::Precision) -> tandem_kernels::cpu::LatentType {
+        self.latents().unwrap_or(tandem_kernels::cpu::LatentType::of(precision))
+    }
+
     /// The type; nothing where --dtype decides.
     pub fn latents(self) -> Option<tandem_kernels::cpu::LatentType> {
         use tandem_kernels::cpu::LatentType;

@@ -3,7 +3,7 @@
 //! Neighbours: `sizes.rs` is the checkpoint, `device.rs` the devices; the workers' own `memory.rs` say what they allocate; `advise.rs`
 //! looks for a layout that fits where this one does not.
 
-use tandem_kernels::{DeviceKind, Precision};
+use tandem_kernels::{DeviceKind, Precision, cpu::LatentType};
 use tandem_model::{
     Geometry, PlanError, Resident, Shard, ShardPlan, Split,
     budget::{Needs, Room, Short, fits},
@@ -39,8 +39,10 @@ pub struct Ask {
     pub resident: Resident,
     /// Steps and pools.
     pub limits: RunnerLimits,
-    /// Of activations and caches.
+    /// Of activations.
     pub precision: Precision,
+    /// What the latent cache stores.
+    pub latents: LatentType,
     /// Compute threads of a CPU worker.
     pub threads: usize,
     /// Weights may stay on disk.
@@ -54,12 +56,12 @@ pub struct Ask {
 impl Ask {
     /// The most host memory that the attention worker's prefix cache takes.
     pub fn prefixes(&self, g: &Geometry) -> u64 {
-        memory::prefixes(g, self.limits, self.precision, self.cache)
+        memory::prefixes(g, self.limits, self.latents, self.cache)
     }
 
     /// The most host memory that the attention worker's copies of sequences take.
     pub fn parked(&self, g: &Geometry) -> u64 {
-        memory::parked(g, self.limits, self.precision, self.parking)
+        memory::parked(g, self.limits, self.latents, self.parking)
     }
 
     /// The kind of a device; CPU where there is no such place.
@@ -110,7 +112,7 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
         weights: sizes.on(ask.kind(ask.attn)).trunk().saturating_sub(sizes.narrowed).saturating_add(held(ask.attn, &local)),
         unpacked: sizes.unpacked.saturating_add(sizes.narrowed),
         host: ask.prefixes(g).saturating_add(ask.parked(g)),
-        ..memory::pools(g, ask.limits, ask.precision, partials, ask.threads)
+        ..memory::pools(g, ask.limits, ask.latents, partials, ask.threads)
     };
     let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];
     for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {

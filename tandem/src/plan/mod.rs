@@ -51,6 +51,7 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sizes = Sizes::of(&checkpoint);
     let resident = args.split.resident()?;
     let (mut devices, attn, experts) = devices(args, &resident)?;
+    let precision = args.model.dtype.into();
     let ask = Ask {
         kinds: devices.iter().map(|d| d.kind).collect(),
         attn,
@@ -58,7 +59,8 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
         split: args.split.split.into(),
         resident,
         limits: limits(&args.limits, &sizes.geometry)?,
-        precision: args.model.dtype.into(),
+        precision,
+        latents: args.limits.kv_cache_dtype.stored(precision),
         threads: args.threads.map_or_else(cores, |n| n as usize),
         paging: args.allow_paging,
         cache: args.limits.cache.options(),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use tandem_kernels::{DeviceKind, Precision};
+use tandem_kernels::{DeviceKind, Precision, cpu::LatentType};
 use tandem_model::{
     Geometry, Resident, Split,
     budget::Room,
@@ -106,6 +106,7 @@ fn ask(dice: &mut Dice, sizes: &Sizes, list: &[Device]) -> Ask {
             kv_tokens,
         },
         precision: [Precision::Bf16, Precision::F32][dice.roll(2)],
+        latents: [LatentType::F32, LatentType::Bf16, LatentType::Fp8][dice.roll(3)],
         threads: 1 + dice.roll(256),
         paging: dice.roll(4) == 0,
         cache: (dice.roll(4) > 0).then(|| CacheOptions { bytes: dice.size(34), ..CacheOptions::default() }),
@@ -214,6 +215,7 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
         resident: Resident::All,
         limits,
         precision: Precision::Bf16,
+        latents: LatentType::Bf16,
         threads: 1,
         paging: false,
         cache: None,

@@ -128,6 +128,7 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     let (here, on) = devices::rooms([args.attn].iter().chain(&devices))?;
     let sizes = Sizes::of(&checkpoint);
     let limits = plan::limits(&args.limits, checkpoint.geometry())?;
+    let precision = args.model.dtype.into();
     let ask = Ask {
         kinds: here.iter().map(|d| d.kind).collect(),
         attn: on[0],
@@ -135,7 +136,8 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
         split: args.split.split.into(),
         resident,
         limits,
-        precision: args.model.dtype.into(),
+        precision,
+        latents: args.limits.kv_cache_dtype.stored(precision),
         threads: args.compute.threads.map_or_else(plan::cores, |n| n as usize),
         paging: args.compute.allow_paging,
         cache: args.limits.cache.options(),

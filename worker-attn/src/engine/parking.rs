@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use tandem_kernels::{Precision, StateSpec, state_bytes};
+use tandem_kernels::{StateSpec, cpu::LatentType, state_bytes};
 
 /// How sequences make room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,8 +114,8 @@ impl Parking {
 }
 
 /// About how many bytes a copy of a slot and `pages` pages takes.
-pub fn copy_bytes(spec: &StateSpec, pages: usize, precision: Precision) -> u64 {
-    let copy = state_bytes(&StateSpec { slots: 1, pages, ..spec.clone() }, precision);
+pub fn copy_bytes(spec: &StateSpec, pages: usize, latents: LatentType) -> u64 {
+    let copy = state_bytes(&StateSpec { slots: 1, pages, ..spec.clone() }, latents);
     copy.slots + copy.pages
 }
 

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use tandem_kernels::Backend;
+use tandem_kernels::{Backend, cpu::LatentType};
 use tandem_proto::attn::v1::{ErrorCode, Event};
 
 use super::{Engine, events, lessons::is_lesson, parking::copy_bytes};
@@ -74,9 +74,10 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
     pub(super) fn make_room(&mut self, id: u64) {
         let Self { runner, sequences, parking, .. } = self;
         let Some((s, state)) = sequences.get_mut(&id).and_then(|s| s.state.take().map(|state| (s, state))) else { return };
-        let precision = runner.model().backend().precision();
+        // As the precision has it: a guess where the cache was told to store something else.
+        let latents = LatentType::of(runner.model().backend().precision());
         let pool = runner.pool();
-        let bytes = copy_bytes(pool.spec(), pool.pages_for(state.tokens()), precision);
+        let bytes = copy_bytes(pool.spec(), pool.pages_for(state.tokens()), latents);
         if state.tokens() > 0 && s.may_use_cache() && parking.prefers_copy(bytes, state.tokens()) {
             let timer = Instant::now();
             match pool.snapshot(&state) {

@@ -200,15 +200,15 @@ impl<B: Backend> Worker<B> {
 
     async fn load_model(&self, local: Vec<Shard>) -> Result<Model<B>, Error> {
         let threads = self.config.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
-        let (g, limits, precision) = (self.checkpoint.geometry(), self.limits, self.config.precision);
-        let host = memory::prefixes(g, limits, precision, self.config.prefix_cache).saturating_add(memory::parked(
+        let (g, limits, latents) = (self.checkpoint.geometry(), self.limits, self.config.latents());
+        let host = memory::prefixes(g, limits, latents, self.config.prefix_cache).saturating_add(memory::parked(
             g,
             limits,
-            precision,
+            latents,
             self.config.parking,
         ));
         let kind = tandem_worker_experts::memory::kind_of(&self.config.device);
-        let needs = memory::needs(&self.checkpoint, limits, precision, &local, threads, kind, host);
+        let needs = memory::needs(&self.checkpoint, limits, latents, &local, threads, kind, host);
         tandem_worker_experts::memory::check(&self.config.name, &self.config.device, needs, self.config.allow_paging)?;
         self.latch.close("loading weights");
         let (backend, checkpoint, status) = (Arc::clone(&self.backend), Arc::clone(&self.checkpoint), Arc::clone(&self.status));
