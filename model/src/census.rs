@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 
 use tandem_quant::DType;
 
-use crate::{Checkpoint, checkpoint::Weighed, inventory::Need};
+use crate::{Checkpoint, Weighed, inventory::Need};
 
 /// A part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,30 +3,30 @@
 //! Opening reads headers (and 4 KiB samples for the fingerprint), and checks every tensor that the geometry needs: name, shape, type.
 //! What is left over is named in [`Checkpoint::warnings`]. [`Checkpoint::open_headers`] does the same without the data.
 //!
-//! Neighbours: `storage.rs` maps the files, `inventory.rs` says what is needed, `tensors.rs` hands out typed tensors, `census.rs`
-//! counts them.
+//! Neighbours: `storage/` maps the files, `inventory.rs` says what is needed, `tensors.rs` hands out typed tensors, `weigh.rs` and `census.rs`
+//! count them, `notes.rs` says what is odd.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
-use tandem_quant::{DType, ScaleForm, SharedBytes, fp8};
+use tandem_quant::SharedBytes;
 
 use crate::{
-    GenerationConfig, Geometry, ModelError, Shard, fingerprint,
+    GenerationConfig, Geometry, ModelError, fingerprint,
     gguf::{
         self,
         names::{GgufName, classify as classify_gguf},
     },
     inventory::{self, Need},
     json::read_object,
-    linear::{Layout, SIDE_SUFFIXES},
     locate::{Format, format_at},
     names::{Name, classify},
     narrow::Fp8Groups,
+    notes::listing,
     storage::{Entry, Reach, Storage, Stored},
 };
 
@@ -57,21 +57,6 @@ pub enum LoadFormat {
     Auto,
     /// Made up from its headers alone, to measure speed and memory of a geometry (`storage/dummy.rs` has the values).
     Dummy,
-}
-
-/// A tensor that the model needs, as it is stored: what its size in a device's memory follows from.
-#[derive(Clone, Copy, Debug)]
-pub struct Weighed<'a> {
-    /// Type of its elements.
-    pub dtype: DType,
-    /// The scales beside them.
-    pub scales: ScaleForm,
-    /// Row-major shape.
-    pub shape: &'a [usize],
-    /// A weight matrix or a stack of them; else a vector or another small tensor.
-    pub matrix: bool,
-    /// Bytes on disk, scales included.
-    pub bytes: u64,
 }
 
 /// Tensors of a part of the model that is not served.
@@ -165,14 +150,7 @@ impl Checkpoint {
             warnings: Vec::new(),
         };
         checkpoint.check_needs()?;
-        let mut warnings: Vec<String> = checkpoint.skipped.iter().map(ToString::to_string).collect();
-        warnings.extend(checkpoint.narrowed());
-        warnings.extend(checkpoint.unknown());
-        warnings.extend(checkpoint.unsaid());
-        let odd_keys = checkpoint.gguf().map(gguf::keys::unknown).unwrap_or_default();
-        warnings
-            .extend(listing(&odd_keys).map(|list| format!("{} keys of the model are unknown and were ignored: {list}", odd_keys.len())));
-        checkpoint.warnings = warnings;
+        checkpoint.warnings = checkpoint.notes();
         Ok(checkpoint)
     }
 
@@ -232,75 +210,6 @@ impl Checkpoint {
         &self.warnings
     }
 
-    /// Bytes of all tensors that the model uses.
-    pub fn total_bytes(&self) -> u64 {
-        self.sum_where(|_| true, |w| w.bytes)
-    }
-
-    /// Bytes of everything but the routed experts: what an attention worker holds at least.
-    pub fn trunk_bytes(&self) -> u64 {
-        self.trunk_bytes_as(|w| w.bytes)
-    }
-
-    /// The same where a tensor takes as many bytes as `weigh` says.
-    pub fn trunk_bytes_as(&self, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
-        self.sum_where(|n| !n.routed, weigh)
-    }
-
-    /// Bytes of weights that are kept in another form than stored: kv_b_proj as f32, where GGUF has it in two halves.
-    pub fn unpacked_bytes(&self) -> u64 {
-        let halves = self.needs.iter().filter(|n| n.name.ends_with(KEY_UP) || n.name.ends_with(VALUE_UP));
-        halves.map(|n| 4 * n.shape.iter().map(|d| *d as u64).product::<u64>()).sum()
-    }
-
-    /// Those of [`Checkpoint::trunk_bytes`] that are narrowed when they are handed out, and so never lie in a mapped file.
-    pub fn narrowed_bytes(&self) -> u64 {
-        let plain = |n: &Need| self.layout(&n.name).is_ok_and(|layout| layout.is_plain());
-        self.sum_where(|n| self.narrows(&n.name) && plain(n), |w| w.bytes)
-    }
-
-    /// Bytes of the routed experts' weights in a shard (every expert of a layer counts alike).
-    pub fn shard_bytes(&self, shard: &Shard) -> u64 {
-        self.shard_bytes_as(shard, |w| w.bytes)
-    }
-
-    /// The same where a tensor takes as many bytes as `weigh` says.
-    pub fn shard_bytes_as(&self, shard: &Shard, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
-        let layer_bytes = |layer: u32| {
-            let prefix = format!("layers.{layer}.mlp.experts.");
-            self.sum_where(|n| n.routed && n.name.starts_with(&prefix), &weigh)
-        };
-        shard.layer_ids().map(|layer| shard.share_of(&self.geometry, layer_bytes(layer))).sum()
-    }
-
-    /// Cuts along the intermediate dimension fall on multiples of this many elements: the largest block of a down_proj along `in` (all
-    /// blocks are powers of two, so that it is a multiple of the others).
-    pub fn ffn_block(&self) -> usize {
-        let downs = self.needs.iter().filter(|n| n.routed && n.name.contains(".down_proj"));
-        downs.filter_map(|n| self.layout(&n.name).ok()).map(|l| l.dtype.block_elems()).max().unwrap_or(1)
-    }
-
-    fn sum_where(&self, keep: impl Fn(&Need) -> bool, weigh: impl Fn(&Weighed<'_>) -> u64) -> u64 {
-        // Opening has checked every layout.
-        let layouts = self.needs.iter().filter(|n| keep(n)).filter_map(|n| Some((n, self.layout(&n.name).ok()?)));
-        layouts.map(|(need, layout)| weigh(&self.weighed(need, &layout))).fold(0, u64::saturating_add)
-    }
-
-    /// A needed tensor as it is stored, or as handed out where it is narrowed.
-    pub(crate) fn weighed<'a>(&self, need: &Need, layout: &'a Layout<'_>) -> Weighed<'a> {
-        let (shape, matrix) = (layout.shape.as_slice(), need.matrix);
-        match shape {
-            &[rows, cols] if layout.is_plain() && self.narrows(&need.name) => {
-                let scales = ScaleForm::Grid { block_cols: fp8::BLOCK };
-                Weighed { dtype: DType::F8E4m3, scales, shape, matrix, bytes: fp8::bytes(rows, cols) as u64 }
-            }
-            _ => {
-                let bytes = layout.entries().map(|e| e.bytes() as u64).sum();
-                Weighed { dtype: layout.dtype, scales: layout.form(), shape, matrix, bytes }
-            }
-        }
-    }
-
     /// Elements per scale of native FP8, `[rows, cols]`.
     pub(crate) fn fp8_block(&self) -> [usize; 2] {
         self.fp8_block
@@ -323,6 +232,11 @@ impl Checkpoint {
 
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
         self.trunk.get(name).map(|i| &self.storage.entries[*i])
+    }
+
+    /// All stored tensors of the trunk, by canonical name, ascending.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.trunk.iter().map(|(name, i)| (name.as_str(), &self.storage.entries[*i]))
     }
 
     /// Needed tensors in inventory order.
@@ -386,45 +300,6 @@ impl Checkpoint {
             got: got.to_owned(),
         }
     }
-
-    /// Tensors that the release keeps in F32 and this checkpoint does not.
-    pub fn narrowed_tensors(&self) -> Vec<String> {
-        let narrow =
-            self.needs.iter().filter(|n| n.keeps_f32).filter_map(|n| self.entry(&n.name)).filter(|e| e.stored.plain() != Some(DType::F32));
-        narrow.map(|e| format!("{} ({})", e.stored_name, e.stored)).collect()
-    }
-
-    fn narrowed(&self) -> Option<String> {
-        let names = self.narrowed_tensors();
-        let tail = "the release keeps them in F32, so digits were lost when this checkpoint was made";
-        listing(&names).map(|list| format!("{} tensors are stored narrower than F32: {list}; {tail}", names.len()))
-    }
-
-    /// What the family has and this checkpoint says nothing of.
-    fn unsaid(&self) -> Option<String> {
-        let key = if self.gguf().is_some() { "swiglu_clamp_exp" } else { "swiglu_limit" };
-        let text = || format!("no {key} in {}: the SwiGLU is not clamped (the release clamps it at 10)", self.config_file.display());
-        self.geometry.swiglu_limit.is_none().then(text)
-    }
-
-    /// Tensors that nothing asks for.
-    fn unknown(&self) -> Option<String> {
-        let known: BTreeSet<&str> = self.needs.iter().map(|n| n.name.as_str()).collect();
-        let beside = |name: &str| {
-            let base = SIDE_SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix));
-            base.is_some_and(|base| known.contains(base) || known.contains(format!("{base}.weight").as_str()))
-        };
-        let left = self.trunk.iter().filter(|(name, _)| !known.contains(name.as_str()) && !beside(name));
-        let names: Vec<String> = left.map(|(_, i)| self.storage.entries[*i].stored_name.clone()).collect();
-        listing(&names).map(|list| format!("{} tensors are unknown and were ignored: {list}", names.len()))
-    }
-}
-
-/// The first few of some names; `None` where there are none.
-fn listing(names: &[String]) -> Option<String> {
-    const SHOWN: usize = 4;
-    let more = if names.len() > SHOWN { ", …" } else { "" };
-    (!names.is_empty()).then(|| format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
 }
 
 /// What [`Checkpoint::missing`] says is there.

@@ -13,6 +13,8 @@
 //! | `linear` | how a matrix is stored: floats, FP8, NVFP4, MXFP4, ggml types |
 //! | [`locate`] | which kind of checkpoint lies at a path |
 //! | [`checkpoint`] | [`Checkpoint`]: a validated folder |
+//! | [`weigh`] | what its tensors weigh, on disk or on a device |
+//! | `notes` | what is odd about it, in sentences |
 //! | [`census`] | its tensors counted by part, type and layer |
 //! | [`semantic`] | whether experts' values look like weights of this model |
 //! | [`readin`] | bringing mapped weights into memory, at the disk's speed |
@@ -47,6 +49,7 @@ mod linear;
 pub mod locate;
 pub mod names;
 pub mod narrow;
+mod notes;
 pub mod plan;
 pub mod readin;
 pub mod resident;
@@ -57,8 +60,9 @@ pub mod stubs;
 pub mod synthetic;
 pub mod tensors;
 pub mod title;
+pub mod weigh;
 
-pub use checkpoint::{Checkpoint, LoadFormat, Weighed};
+pub use checkpoint::{Checkpoint, LoadFormat};
 pub use error::ModelError;
 pub use generation::GenerationConfig;
 pub use geometry::{Ffn, Geometry, Indexer, LayerSpec, Mixer};
@@ -68,3 +72,4 @@ pub use shard::Shard;
 pub use tensors::{
     DenseTensors, ExpertMatrices, FfnTensors, HcTensors, IndexerTensors, KdaTensors, LayerTensors, MixerTensors, MlaTensors, MoeTensors,
 };
+pub use weigh::Weighed;

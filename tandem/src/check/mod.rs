@@ -6,6 +6,8 @@
 #[cfg(all(test, feature = "demo"))]
 mod damage;
 mod find;
+#[cfg(all(test, feature = "demo"))]
+mod published;
 mod report;
 #[cfg(all(test, feature = "demo"))]
 mod tests;

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use tandem_kernels::DeviceKind;
 use tandem_model::{Shard, budget::Needs};
 
 use super::{
@@ -42,6 +43,15 @@ pub fn lines(sizes: &Sizes, layout: &Layout, devices: &[Device]) -> String {
         if bytes > 0 {
             let _ = writeln!(out, "{what:<9} {:>9} GiB of host memory at most{more}", gib(bytes));
         }
+    }
+    // More than padding: some types became f32.
+    let more = sizes.cuda.total().saturating_sub(sizes.stored.total());
+    if layout.places.iter().any(|p| layout.ask.kind(p.device) == DeviceKind::Cuda) && more > sizes.stored.total() / 8 {
+        let _ = writeln!(
+            out,
+            "          no GPU kernel reads some of the types: all of the model would take {} GiB more there, as f32",
+            gib(more)
+        );
     }
     let workspace: u64 = layout.places.iter().map(|p| p.needs.workspace).fold(0, u64::saturating_add);
     let _ = writeln!(out, "workspace {:>9} GiB: steps of up to {} rows", gib(workspace), limits.max_rows);
