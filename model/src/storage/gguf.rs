@@ -45,9 +45,11 @@ impl Storage {
         for (i, path) in paths.iter().enumerate() {
             let bytes = map(path)?;
             let header = Header::parse(&bytes).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
-            if reach == Reach::Headers && bytes.len() as u64 <= header.data_start && !header.tensors.is_empty() {
-                storage.stub = true;
-            } else {
+            let is_stub = reach == Reach::Headers && bytes.len() as u64 <= header.data_start && !header.tensors.is_empty();
+            if !header.tensors.is_empty() {
+                storage.reaches(path, is_stub);
+            }
+            if !is_stub {
                 header.check_extents(bytes.len() as u64).map_err(|source| ModelError::Gguf { path: path.clone(), source })?;
             }
             let split = split_of(path, &header)?;

@@ -105,15 +105,29 @@ pub struct Storage {
     pub gguf: Option<crate::gguf::Header>,
     /// Codebooks of ROCmFP tensors.
     pub codebooks: Codebooks,
-    /// Whether some file ends right behind its header.
+    /// Whether the files end right behind their headers.
     pub stub: bool,
+    /// A file with its data.
+    whole: Option<PathBuf>,
+    /// A file that ends right behind its header.
+    cut: Option<PathBuf>,
     /// What stands in for the files' data.
     dummy: Option<dummy::Dummy>,
 }
 
 impl Storage {
     fn empty() -> Self {
-        Self { files: Vec::new(), maps: Vec::new(), entries: Vec::new(), gguf: None, codebooks: Codebooks::new(), stub: false, dummy: None }
+        Self {
+            files: Vec::new(),
+            maps: Vec::new(),
+            entries: Vec::new(),
+            gguf: None,
+            codebooks: Codebooks::new(),
+            stub: false,
+            whole: None,
+            cut: None,
+            dummy: None,
+        }
     }
 
     fn push(&mut self, path: &Path, map: Arc<Mmap>) {
@@ -139,7 +153,22 @@ impl Storage {
         self.files.len()
     }
 
+    /// Notes whether a file with tensors has its data.
+    fn reaches(&mut self, path: &Path, is_stub: bool) {
+        self.stub |= is_stub;
+        let place = if is_stub { &mut self.cut } else { &mut self.whole };
+        place.get_or_insert_with(|| path.to_owned());
+    }
+
     fn sort(mut self) -> Result<Self, ModelError> {
+        // All headers are a stub; some are a download that broke off between header and data.
+        if let (Some(path), Some(whole)) = (&self.cut, &self.whole) {
+            return Err(ModelError::File {
+                path: path.clone(),
+                needed: format!("its data, as {} has it", whole.display()),
+                got: "a file that ends right behind its header (download it again)".to_owned(),
+            });
+        }
         self.entries.sort_by(|a, b| a.stored_name.cmp(&b.stored_name));
         match self.entries.windows(2).find(|w| w[0].stored_name == w[1].stored_name) {
             Some(twice) => Err(self.duplicate(&twice[0], &twice[1])),

@@ -83,10 +83,12 @@ impl Storage {
     fn add(&mut self, path: &Path, reach: Reach) -> Result<(), ModelError> {
         let bytes = map(path)?;
         let Header { start, end, metadata } = header(path, &bytes)?;
-        if reach == Reach::Headers && bytes.len() == start && start < end {
-            self.stub = true;
-        } else if bytes.len() != end {
+        let is_stub = reach == Reach::Headers && bytes.len() == start && start < end;
+        if !is_stub && bytes.len() != end {
             return Err(wrong_length(path, end, bytes.len()));
+        }
+        if start < end {
+            self.reaches(path, is_stub);
         }
         for (name, info) in metadata.tensors() {
             let (from, to) = info.data_offsets;

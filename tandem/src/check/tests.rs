@@ -120,6 +120,13 @@ fn broken_safetensors_stubs_are_refused_by_name() {
     bytes.extend([0; 100]);
     std::fs::write(&file, bytes).expect("writable");
     assert!(refused(&dir).contains("truncated"));
+    // All of one file's data is there, and of the other only the header.
+    let dir = safetensors(root, |_, _| {});
+    let file = dir.join("model-00001-of-00002.safetensors");
+    let end = tandem_model::storage::safetensors::header(&file, &std::fs::read(&file).expect("there")).expect("a header").end;
+    std::fs::OpenOptions::new().write(true).open(&file).and_then(|f| f.set_len(end as u64)).expect("writable");
+    let cut = refused(&dir);
+    assert!(cut.contains("model-00002-of-00002.safetensors: needed its data, as ") && cut.contains("right behind its header"), "{cut}");
     assert!(refused(&root.join("nowhere")).contains("no such"));
     let semantic = Verdict::of(&safetensors(root, |_, _| {}), CPU, true).reason.expect("no data");
     assert!(semantic.contains("--semantic") && semantic.contains("header-only stub"), "{semantic}");
