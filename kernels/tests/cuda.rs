@@ -6,10 +6,16 @@
 use std::sync::OnceLock;
 
 use tandem_kernels::{
-    Backend, Elem, IndexerParams, KdaDims, MlaParams, Precision,
+    Backend, Elem, IndexerParams, KdaDims, MlaParams, Precision, RouterParams,
     conformance::{self, kda::Kda, mhc::Mhc, mla, noise::Noise, rig, router::Router, rows, sample, sequences},
     cuda::{CudaBackend, CudaOptions, selftest},
+    reference::{
+        linear::linear,
+        norm::sigmoid,
+        router::{Routing, route},
+    },
 };
+use tandem_quant::MatrixSource;
 
 fn open(precision: Precision) -> Option<CudaBackend> {
     let wanted = std::env::var("TANDEM_TEST_CUDA").ok();
@@ -118,6 +124,62 @@ fn release_widths() {
         let indexer = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
         say("select", sequences::judge(b, &mla::Select::sized(3, indexer), &plan(&[300, 67]), 3));
     }
+}
+
+/// Rows of a check of the router.
+const ROUTED: usize = 10_240;
+
+/// The ids that the device chooses for rows of `x`, 512 at a time.
+fn routed(b: &CudaBackend, x: &[f32], w: &[f32], bias: &[f32], p: &RouterParams) -> Vec<i32> {
+    let (hidden, rows) = (w.len() / p.experts, 512);
+    let w = b.weight(&[MatrixSource::from_f32("router", p.experts, hidden, w).unwrap()]).unwrap();
+    let bias = b.vector("bias", bias).unwrap();
+    let (mut ids, mut weights) = (b.alloc("ids", Elem::I32, rows * p.topk).unwrap(), b.alloc("weights", Elem::F32, rows * p.topk).unwrap());
+    let mut all = Vec::new();
+    for some in x.chunks(rows * hidden) {
+        let buf = b.vector("x", some).unwrap();
+        b.router(some.len() / hidden, &buf, &w, &bias, p, &mut ids, &mut weights);
+        let mut got = vec![0; some.len() / hidden * p.topk];
+        b.download_i32(&ids, 0, &mut got).unwrap();
+        all.extend(got);
+    }
+    all
+}
+
+/// From equal scores the same ids, exactly; from random rows other ids only where the f64 scores at that place are within 1e-6.
+#[test]
+fn the_router_chooses_as_the_reference() {
+    let p = RouterParams { experts: 288, topk: 8, groups: 1, topk_group: 1, norm_topk: true, scale: 2.5 };
+    let routing = Routing { topk: p.topk, groups: 1, topk_group: 1, norm_topk: true, scale: 2.5 };
+    let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+    let ids = |logits: &[f64], bias: &[f64]| route(logits, bias, &routing).into_iter().map(|c| c.0 as i32).collect::<Vec<_>>();
+    let Some(b) = device(Precision::Bf16) else { return };
+    let mut n = Noise::new(7);
+
+    // Logits as they are: few values, so that many are equal, and a bias that excludes.
+    let logits: Vec<f32> = (0..ROUTED * p.experts).map(|_| n.between(0, 64) as f32 / 8.0 - 4.0).collect();
+    let identity: Vec<f32> = (0..p.experts * p.experts).map(|i| if i / p.experts == i % p.experts { 1.0 } else { 0.0 }).collect();
+    let bias: Vec<f32> = (0..p.experts).map(|e| if e % 5 == 0 { -2.0 } else { 0.0 }).collect();
+    let got = routed(b, &logits, &identity, &bias, &p);
+    for (row, (got, logits)) in got.chunks(p.topk).zip(logits.chunks(p.experts)).enumerate() {
+        assert_eq!(got, ids(&wide(logits), &wide(&bias)), "row {row} of equal scores");
+    }
+
+    let hidden = 256;
+    let (x, w) = (n.values(ROUTED * hidden, 0.0, 1.0), n.values(p.experts * hidden, 0.0, 0.2));
+    let bias = n.values(p.experts, 0.0, 0.1);
+    let (wide_w, wide_bias) = (wide(&w), wide(&bias));
+    let mut other = 0;
+    for (row, (got, x)) in routed(b, &x, &w, &bias, &p).chunks(p.topk).zip(x.chunks(hidden)).enumerate() {
+        let logits = linear(&wide(x), &wide_w);
+        let want = ids(&logits, &wide_bias);
+        let score = |e: i32| sigmoid(logits[e as usize]) + wide_bias[e as usize];
+        for (&g, &w) in got.iter().zip(&want).filter(|(g, w)| g != w) {
+            assert!((score(g) - score(w)).abs() < 1e-6, "row {row}: expert {g} of score {} where {w} has {}", score(g), score(w));
+        }
+        other += usize::from(got != want);
+    }
+    println!("router: {ROUTED} rows of equal scores alike; of {ROUTED} random rows {other} differ, all within 1e-6");
 }
 
 #[test]
