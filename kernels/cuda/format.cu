@@ -15,8 +15,7 @@ struct Tile {
     int expert, first, count;
 };
 
-DEVICE bool tile_of(const Tokens& t, int size, Tile* out) {
-    int y = block_y();
+DEVICE bool tile_of(const Tokens& t, int size, int y, Tile* out) {
     if (t.tiles) {
         if (y >= t.tiles[0]) return false;
         out->expert = t.tiles[1 + 3 * y];
@@ -36,7 +35,7 @@ KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, 
     Tile tile;
     begin_next();
     await_ahead();
-    if (!tile_of(t, 8, &tile)) return;
+    if (!tile_of(t, 8, block_y(), &tile)) return;
     int o = block_x() * 8 + (tid() >> 5);
     if (o >= m.rows) return;
     Row r = row_of(m, tile.expert, o);
@@ -72,7 +71,7 @@ KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, 
     Tile tile;
     begin_next();
     if (t.tiles) await_ahead();
-    if (!tile_of(t, 8, &tile)) return;
+    if (!tile_of(t, 8, block_y(), &tile)) return;
     int o = block_x(), warp = tid() >> 5, n = min_of(8, tile.count);
     Row r = row_of(m, tile.expert, o);
     float acc[8];
@@ -146,7 +145,7 @@ DEVICE void each_item(const Matrix& m, const Tokens& t, const u8* x, int x_strid
     Tile tile;
     begin_next();
     if (t.tiles) await_ahead();
-    if (!tile_of(t, NT * 8, &tile)) return; // only ever of tiles
+    if (!tile_of(t, NT * 8, block_y(), &tile)) return; // only ever of tiles
     typedef Format<WEIGHT> W;
     int warp = tid() >> 5, g = lane_id() >> 2, steps = div_up(m.cols, W::STEP), share = div_up(steps, threads() >> 5);
     int first = warp * share, end = min_of(steps, first + share), item = block_x(), side = 0, lane_k = (lane_id() & 3) * W::EACH;
@@ -234,20 +233,23 @@ DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
 }
 
 // Many rows: a block owns 64 rows of activations and 16 outputs (or 8 hidden) per warp; all of K passes each warp, share by share in the order
-// of `joined`, so that the bits are those of the kernels above. Activations go through shared memory, two steps deep.
+// of `joined`, so that the bits are those of the kernels above. Activations go through shared memory, STAGES steps deep. Blocks that run at a
+// time mostly share their weights: those of all rows follow each other.
 template <bool GLU>
 DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int shares, float* out, int out_stride, float limit, u16* hidden,
                      int padded) {
     typedef Format<WEIGHT> F;
     const int E = F::EACH, ROWS = 64, LINE = F::STEP * 2 + 16, PER_LINE = F::STEP / 8; // bytes of a row's step, 16-byte pieces of it
-    SHARED ALIGNED u8 stage[2][ROWS * LINE];
+    const int STAGES = F::STEP > 64 ? 2 : 4;
+    SHARED ALIGNED u8 stage[STAGES][ROWS * LINE];
     SHARED int from[ROWS], to[ROWS];
     Tile tile;
     begin_next();
     await_ahead();
-    if (!tile_of(t, ROWS, &tile)) return;
+    int id = block_y() * blocks_x() + block_x(), tiles = (int)gridDim.y, group = id / tiles;
+    if (!tile_of(t, ROWS, id % tiles, &tile)) return;
     int warp = tid() >> 5, g = lane_id() >> 2, q = lane_id() & 3, half = m.rows >> 1;
-    int o = GLU ? (block_x() * 8 + warp) * 8 + g : (block_x() * 8 + warp) * 16 + g;
+    int o = GLU ? (group * 8 + warp) * 8 + g : (group * 8 + warp) * 16 + g;
     int row_a = min_of(o, GLU ? half - 1 : m.rows - 1), row_b = GLU ? half + min_of(o, half - 1) : min_of(o + 8, m.rows - 1);
     Place place_a = place_of<WEIGHT>(m, tile.expert, row_a), place_b = place_of<WEIGHT>(m, tile.expert, row_b);
     int steps = div_up(m.cols, F::STEP), share = div_up(steps, shares);
@@ -257,23 +259,25 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
     }
     barrier();
     auto fetch = [&](int s) {
-        for (int i = tid(); i < ROWS * PER_LINE; i += 256) {
-            int row = i / PER_LINE, piece = i % PER_LINE, there = from[row] >= 0 ? 16 : 0;
-            const u8* src = x + ((long long)max_of(from[row], 0) * x_stride + s * F::STEP + piece * 8) * 2;
-            u32 dst = (u32)__cvta_generic_to_shared(&stage[s & 1][row * LINE + piece * 16]);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there) : "memory");
+        if (s < steps) {
+            for (int i = tid(); i < ROWS * PER_LINE; i += 256) {
+                int row = i / PER_LINE, piece = i % PER_LINE, there = from[row] >= 0 ? 16 : 0;
+                const u8* src = x + ((long long)max_of(from[row], 0) * x_stride + s * F::STEP + piece * 8) * 2;
+                u32 dst = (u32)__cvta_generic_to_shared(&stage[s % STAGES][row * LINE + piece * 16]);
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there) : "memory");
+            }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     float acc[8][4] = {}, total[8][4] = {};
-    fetch(0);
+    UNROLL for (int i = 0; i < STAGES - 1; i++) fetch(i);
     typename F::Raw a = F::load(m, place_a.q, place_a.s, q * E), b = F::load(m, place_b.q, place_b.s, q * E);
     for (int s = 0; s < steps; s++) {
         typename F::Raw next_a, next_b;
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-        barrier();
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        barrier(); // this step is there for all, and the one before is used up
+        fetch(s + STAGES - 1);
         if (s + 1 < steps) {
-            fetch(s + 1);
             long long on = (s + 1ll) * (64 * Span<WEIGHT>::BYTES);
             next_a = F::load(m, place_a.q + on, place_a.s, (s + 1) * F::STEP + q * E);
             next_b = F::load(m, place_b.q + on, place_b.s, (s + 1) * F::STEP + q * E);
@@ -284,7 +288,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
         float fa = F::SPLIT ? F::factor(a) : 1.0f, fb = F::SPLIT ? F::factor(b) : 1.0f;
         UNROLL for (int j = 0; j < 8; j++) {
             u32 px[E / 2];
-            const uint4* line = (const uint4*)(&stage[s & 1][(j * 8 + g) * LINE + q * E * 2]);
+            const uint4* line = (const uint4*)(&stage[s % STAGES][(j * 8 + g) * LINE + q * E * 2]);
             UNROLL for (int i = 0; i < E / 8; i++) {
                 uint4 v = line[i];
                 px[4 * i] = v.x; px[4 * i + 1] = v.y; px[4 * i + 2] = v.z; px[4 * i + 3] = v.w;
@@ -311,7 +315,6 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
         }
         a = next_a;
         b = next_b;
-        barrier();
     }
     float late_a = late_of<WEIGHT>(m, tile.expert, row_a), late_b = late_of<WEIGHT>(m, tile.expert, row_b);
     UNROLL for (int j = 0; j < 8; j++)
@@ -331,10 +334,16 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
         }
 }
 
-KERNEL BOUNDS(256) linear_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float* out, int out_stride) {
+// Two blocks at a time where registers allow.
+#if WEIGHT == 4 || WEIGHT == 5
+#define BIG_BOUNDS BOUNDS(256)
+#else
+#define BIG_BOUNDS BOUNDS_2(256)
+#endif
+KERNEL BIG_BOUNDS linear_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float* out, int out_stride) {
     big_tile<false>(m, t, x, x_stride, shares, out, out_stride, 0.0f, (u16*)0, 0);
 }
-KERNEL BOUNDS(256) glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded) {
+KERNEL BIG_BOUNDS glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded) {
     big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
 }
 

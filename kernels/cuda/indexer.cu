@@ -230,7 +230,12 @@ struct Keys {
             UNROLL for (int i = 0; i < HELD; i++)
                 if (i < each) f(i, held[i]);
         } else {
-            UNROLL_8_WARP for (int i = 0; i < each; i++) f(i, at(i));
+            UNROLL_1 for (int i0 = 0; i0 < each; i0 += HELD) {
+                u32 some[HELD]; // all on their way before the warp votes on the first
+                UNROLL for (int i = 0; i < HELD; i++) some[i] = i0 + i < each ? at(i0 + i) : 0;
+                UNROLL for (int i = 0; i < HELD; i++)
+                    if (i0 + i < each) f(i0 + i, some[i]);
+            }
         }
     }
 };

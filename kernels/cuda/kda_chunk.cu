@@ -104,8 +104,8 @@ kda_prepare(Step b, Kda p, int least, int first, const float* proj, int stride, 
 #define STATE_LINE 36
 
 // The chunks of `kda_prepare` in order, for 32 columns of a head's state: u = T beta v - (T beta k e^G) S, o = (q e^G) S + B u, S = e^G_last S +
-// (k e^(G_last - G)) u. `out` gets o; a segment's last inputs go to the carry. Blocks (4, head, segment); 128 threads.
-KERNEL BOUNDS(128)
+// (k e^(G_last - G)) u. `out` gets o; a segment's last inputs go to the carry. Blocks (4, head, segment); 256 threads.
+KERNEL BOUNDS_2(256)
 kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, int stride, const float* parts, float* states,
            float* carries, int layers, int layer, float* out) {
     SHARED ALIGNED float state[DIM][STATE_LINE], rows[2 * CHUNK][LINE], keys[CHUNK][LINE], u[CHUNK][STATE_LINE], mix[CHUNK][CHUNK], fade[DIM];
@@ -118,66 +118,65 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
     long long unit = (long long)s.slot * layers + layer;
     float* kept = states + (unit * p.heads + h) * DIM * DIM + c0;
     const float* from = parts + ((long long)block_z() * p.heads + h) * chunks * PARTS;
-    // Of the next chunk, on their way: W and q and keys, 4 of u, 2 of B, a decay.
-    float4 ahead[12], values;
-    float2 two;
-    float one;
+    // Of the next chunk, on their way: W and q and keys, two of u, one of B, a decay.
+    float4 ahead[6];
+    float2 values;
+    float one, decay = 0.0f;
     auto fetch = [&](int at) {
         const float* of = from + (long long)at * PARTS;
-        UNROLL for (int i = 0; i < 12; i++) ahead[i] = *(const float4*)(of + (i * 128 + tid()) * 4);
-        values = *(const float4*)(of + 3 * CHUNK * DIM + (tid() >> 3) * DIM + c0 + (tid() & 7) * 4);
-        two = *(const float2*)(of + 4 * CHUNK * DIM + tid() * 2);
-        one = of[4 * CHUNK * DIM + CHUNK * CHUNK + tid()];
+        UNROLL for (int i = 0; i < 6; i++) ahead[i] = *(const float4*)(of + (i * 256 + tid()) * 4);
+        values = *(const float2*)(of + 3 * CHUNK * DIM + (tid() >> 4) * DIM + c0 + pair);
+        one = of[4 * CHUNK * DIM + tid()];
+        if (tid() < DIM) decay = of[4 * CHUNK * DIM + CHUNK * CHUNK + tid()];
     };
     fetch(0);
-    UNROLL_4 for (int i = tid(); i < DIM * 8; i += 128) *(float4*)&state[i >> 3][(i & 7) * 4] = *(const float4*)(kept + (i >> 3) * DIM + (i & 7) * 4);
+    UNROLL for (int i = tid(); i < DIM * 8; i += 256) *(float4*)&state[i >> 3][(i & 7) * 4] = *(const float4*)(kept + (i >> 3) * DIM + (i & 7) * 4);
     for (int at = 0; at < end; at++) {
-        UNROLL for (int i = 0; i < 8; i++) *(float4*)&rows[i * 4 + (tid() >> 5)][(tid() & 31) * 4] = ahead[i];
-        UNROLL for (int i = 0; i < 4; i++) *(float4*)&keys[i * 4 + (tid() >> 5)][(tid() & 31) * 4] = ahead[i + 8];
-        *(float4*)&u[tid() >> 3][(tid() & 7) * 4] = values;
-        mix[tid() >> 3][(tid() & 7) * 2] = two.x;
-        mix[tid() >> 3][(tid() & 7) * 2 + 1] = two.y;
-        fade[tid()] = one;
+        UNROLL for (int i = 0; i < 4; i++) *(float4*)&rows[i * 8 + (tid() >> 5)][(tid() & 31) * 4] = ahead[i];
+        UNROLL for (int i = 0; i < 2; i++) *(float4*)&keys[i * 8 + (tid() >> 5)][(tid() & 31) * 4] = ahead[i + 4];
+        *(float2*)&u[group][pair] = values;
+        mix[group][tid() & 15] = one;
+        if (tid() < DIM) fade[tid()] = decay;
         barrier();
         if (at + 1 < end) fetch(at + 1);
-        // Four rows of both products and two columns of a thread's own.
-        float acc[4][2] = {};
-        UNROLL_2 for (int x = 0; x < DIM; x += 4) {
-            float4 l[4];
+        // Two rows of both products and two columns of a thread's own.
+        float acc[2][2] = {};
+        UNROLL_4 for (int x = 0; x < DIM; x += 4) {
+            float4 l[2];
             float2 r[4];
-            UNROLL for (int i = 0; i < 4; i++) l[i] = *(const float4*)&rows[group * 4 + i][x];
+            UNROLL for (int i = 0; i < 2; i++) l[i] = *(const float4*)&rows[group * 2 + i][x];
             UNROLL for (int i = 0; i < 4; i++) r[i] = *(const float2*)&state[x + i][pair];
-            UNROLL for (int i = 0; i < 4; i++) {
+            UNROLL for (int i = 0; i < 2; i++) {
                 acc[i][0] = fma_of(l[i].w, r[3].x, fma_of(l[i].z, r[2].x, fma_of(l[i].y, r[1].x, fma_of(l[i].x, r[0].x, acc[i][0]))));
                 acc[i][1] = fma_of(l[i].w, r[3].y, fma_of(l[i].z, r[2].y, fma_of(l[i].y, r[1].y, fma_of(l[i].x, r[0].y, acc[i][1]))));
             }
         }
-        if (group < 4) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                u[group * 4 + i][pair] -= acc[i][0];
-                u[group * 4 + i][pair + 1] -= acc[i][1];
+        if (group < 8) {
+            UNROLL for (int i = 0; i < 2; i++) {
+                u[group * 2 + i][pair] -= acc[i][0];
+                u[group * 2 + i][pair + 1] -= acc[i][1];
             }
         }
         barrier();
-        if (group >= 4) {
-            int t = (group - 4) * 4;
+        if (group >= 8) {
+            int t = (group - 8) * 2;
             UNROLL for (int j = 0; j < CHUNK; j++) {
                 float2 by = *(const float2*)&u[j][pair];
-                UNROLL for (int i = 0; i < 4; i++) {
+                UNROLL for (int i = 0; i < 2; i++) {
                     acc[i][0] = fma_of(mix[t + i][j], by.x, acc[i][0]);
                     acc[i][1] = fma_of(mix[t + i][j], by.y, acc[i][1]);
                 }
             }
-            UNROLL for (int i = 0; i < 4; i++) {
+            UNROLL for (int i = 0; i < 2; i++) {
                 int row = (first + at) * CHUNK + t + i;
                 float2 o = {acc[i][0], acc[i][1]};
                 if (row < s.rows) *(float2*)(out + ((long long)s.row0 + row) * hd + h * DIM + c0 + pair) = o;
             }
         }
-        // Eight keys and four columns of the state.
-        int key = (tid() >> 3) * 8, col = (tid() & 7) * 4;
-        float4 own[8];
-        UNROLL for (int i = 0; i < 8; i++) {
+        // Four keys and four columns of the state.
+        int key = (tid() >> 3) * 4, col = (tid() & 7) * 4;
+        float4 own[4];
+        UNROLL for (int i = 0; i < 4; i++) {
             float g = fade[key + i];
             own[i] = *(const float4*)&state[key + i][col];
             own[i].x *= g;
@@ -185,21 +184,21 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
             own[i].z *= g;
             own[i].w *= g;
         }
-        UNROLL_4 for (int j = 0; j < CHUNK; j++) {
-            float4 by = *(const float4*)&u[j][col], low = *(const float4*)&keys[j][key], high = *(const float4*)&keys[j][key + 4];
-            float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            UNROLL for (int i = 0; i < 8; i++) {
+        UNROLL_8 for (int j = 0; j < CHUNK; j++) {
+            float4 by = *(const float4*)&u[j][col], four = *(const float4*)&keys[j][key];
+            float w[4] = {four.x, four.y, four.z, four.w};
+            UNROLL for (int i = 0; i < 4; i++) {
                 own[i].x = fma_of(w[i], by.x, own[i].x);
                 own[i].y = fma_of(w[i], by.y, own[i].y);
                 own[i].z = fma_of(w[i], by.z, own[i].z);
                 own[i].w = fma_of(w[i], by.w, own[i].w);
             }
         }
-        UNROLL for (int i = 0; i < 8; i++) *(float4*)&state[key + i][col] = own[i];
+        UNROLL for (int i = 0; i < 4; i++) *(float4*)&state[key + i][col] = own[i];
         barrier();
     }
-    UNROLL_4 for (int i = tid(); i < DIM * 8; i += 128) *(float4*)(kept + (i >> 3) * DIM + (i & 7) * 4) = *(const float4*)&state[i >> 3][(i & 7) * 4];
-    if (block_x() == 0 && first + end == all) {
+    UNROLL for (int i = tid(); i < DIM * 8; i += 256) *(float4*)(kept + (i >> 3) * DIM + (i & 7) * 4) = *(const float4*)&state[i >> 3][(i & 7) * 4];
+    if (block_x() == 0 && first + end == all && tid() < DIM) {
         float* carry = carries + unit * 9 * hd + h * DIM + tid();
         const float* last = proj + ((long long)s.row0 + s.rows - 3) * stride + h * DIM + tid();
         UNROLL for (int i = 0; i < 3; i++)

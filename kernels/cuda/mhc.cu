@@ -133,24 +133,18 @@ DEVICE void sinkhorn4(float* m, float eps, int iters) {
         float total = (a[0] + a[1]) + (a[2] + a[3]);
         UNROLL for (int j = 0; j < 4; j++) a[j] = a[j] / total + eps;
     }
-    for (int pass = 0; pass < iters; pass++) {
-        bool still = true; // a pass that changes nothing is the last that does anything
+    UNROLL_1 for (int pass = 0; pass < iters; pass++) {
         if (pass > 0) {
             UNROLL for (int i = 0; i < 4; i++) {
                 const float* a = m + 4 * i;
                 float sum = fma_of(a[1], col[1], a[0] * col[0]) + fma_of(a[3], col[3], a[2] * col[2]);
-                float next = quick_div(row[i], fma_of(row[i], sum, eps));
-                still = still && next == row[i];
-                row[i] = next;
+                row[i] = quick_div(row[i], fma_of(row[i], sum, eps));
             }
         }
         UNROLL for (int j = 0; j < 4; j++) {
             float sum = fma_of(m[4 + j], row[1], m[j] * row[0]) + fma_of(m[12 + j], row[3], m[8 + j] * row[2]);
-            float next = quick_div(col[j], fma_of(col[j], sum, eps));
-            still = still && next == col[j];
-            col[j] = next;
+            col[j] = quick_div(col[j], fma_of(col[j], sum, eps));
         }
-        if (pass > 0 && still) break;
     }
     UNROLL for (int i = 0; i < 16; i++) m[i] *= row[i >> 2] * col[i & 3];
 }

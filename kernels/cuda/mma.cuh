@@ -23,8 +23,8 @@ DEVICE u32 mul2(u32 a, u32 b) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
     return d;
 }
-#define AHEAD_4 4
-#define AHEAD_8 4
+#define AHEAD_4 6
+#define AHEAD_8 6
 #define AHEAD_16 4
 // Scales: small pieces of which neighbours come soon, so that they stay in L1.
 DEVICE u16 load_2(const void* p) {
@@ -239,7 +239,7 @@ DEVICE float late_of(const Matrix& m, int expert, int row) {
 // The weights of a warp's next steps, on their way: what step `first + n` needs comes to place n % AHEAD.
 template <int T, int NT>
 struct Coming {
-    static const int AHEAD = NT < 8 ? Format<T>::AHEAD : 1;
+    static const int AHEAD = NT >= 8 ? 1 : NT > 1 && Format<T>::AHEAD > 4 ? 4 : Format<T>::AHEAD; // as registers allow
     typename Format<T>::Raw a[AHEAD], b[AHEAD];
 
     // Of rows `pa` (outputs 0-7 of the tile) and `pb` (8-15): the `u`-th step behind the one at pa.q and column k.

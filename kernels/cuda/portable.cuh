@@ -21,7 +21,6 @@ typedef unsigned long long u64;
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
-#define UNROLL_8_WARP _Pragma("unroll 1") // loops in which a warp votes: not unrolled here
 #define BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define BOUNDS_2(threads) BOUNDS(threads)
 #define BOUNDS_3(threads) BOUNDS(threads)
@@ -83,7 +82,6 @@ DEVICE void meet() { barrier(); }
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define UNROLL_8 _Pragma("unroll 8")
-#define UNROLL_8_WARP UNROLL_8
 #define BOUNDS(threads) __launch_bounds__(threads)
 #define BOUNDS_2(threads) __launch_bounds__(threads, 2) // two blocks at a time
 #define BOUNDS_3(threads) __launch_bounds__(threads, 3)

@@ -386,7 +386,7 @@ fn router_and_sampler(t: &Bench) -> Outcome {
 }
 
 fn prefill(t: &Bench) -> Outcome {
-    for (kind, m) in [("bf16", 512), ("bf16", 4096), ("fp8", 4096)] {
+    for (kind, m) in [("bf16", 512), ("bf16", 4096), ("fp8", 4096), ("nvfp4", 4096)] {
         let (w, _) = t.weights(kind, 24_896, D)?;
         let (x, mut y) = (t.buf(m * D)?, t.buf(m * 24_896)?);
         let flops = 2.0 * (m * D) as f64 * 24_896.0;
@@ -396,6 +396,15 @@ fn prefill(t: &Bench) -> Outcome {
             t.b.timed(|| (0..3).for_each(|i| t.b.linear(m, &x, &w[i % w.len()], &mut y)))? / 3.0
         };
         t.b.sync()?;
+        // The first rows alone: another kernel, and the same bits.
+        let (mut many, mut few, mut alone) = (vec![0.0; 8 * 24_896], vec![0.0; 8 * 24_896], t.buf(8 * 24_896)?);
+        t.b.linear(m, &x, &w[0], &mut y);
+        t.b.linear(8, &x, &w[0], &mut alone);
+        t.b.download(&y, 0, &mut many)?;
+        t.b.download(&alone, 0, &mut few)?;
+        if many.iter().zip(&few).any(|(a, b)| a.to_bits() != b.to_bits()) {
+            return Err(format!("{kind}: rows of {m} differ from the same rows alone").into());
+        }
         println!(
             "| {:<52} | {:>9.0} | {:>7.1} TFLOP/s      |",
             format!("in-projection {kind}, {m} rows"),

@@ -152,7 +152,7 @@ impl CudaBackend {
             let grid = Grid::new([at_a_time, heads, segments], 512);
             launch!(self, KDA_CHUNK, "kda_prepare", grid; batch.step(), sizes, least, at, proj, stride as i32, beta0 as i32, f, conv, a_log, dt_bias,
                 carries, layers, layer as i32, parts)?;
-            let grid = Grid::new([d / 32, heads, segments], 128);
+            let grid = Grid::new([d / 32, heads, segments], 256);
             launch!(self, KDA_CHUNK, "kda_follow", grid; batch.step(), sizes, least, at, at_a_time as i32, proj, stride as i32, parts, states,
                 carries, layers, layer as i32, out)?;
         }
