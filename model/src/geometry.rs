@@ -195,7 +195,7 @@ impl Geometry {
             rms_eps: epsilon(&c, "rms_norm_eps")?,
             hc_eps: epsilon(&c, "hc_eps")?,
             sinkhorn_iters: sinkhorn_iters(&c)?,
-            max_position: c.int("max_position_embeddings", 1)?,
+            max_position: c.int("max_position_embeddings", 2)?,
             tied: c.opt_bool("tie_word_embeddings")?.or(top.opt_bool("tie_word_embeddings")?).unwrap_or(false),
             layer_specs,
             mtp_layers: c.opt_int("num_nextn_predict_layers", 0)?.unwrap_or(0),

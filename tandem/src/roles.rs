@@ -121,6 +121,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
                 | Error::CacheType { .. }
                 | Error::Memory(_)
                 | Error::Join(_) => exit::CONFIG,
+                Error::Load(load) if matches!(**load, worker::weights::LoadError::Model(_)) => exit::CONFIG,
                 Error::Bind { .. } => exit::UNAVAILABLE,
                 _ => exit::INTERNAL,
             };

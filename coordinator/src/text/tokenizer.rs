@@ -10,6 +10,9 @@ use tandem_grammar::TokenTable;
 use tandem_model::{Checkpoint, ModelError, files, gguf};
 use tokenizers::DecoderWrapper;
 
+/// Words, white space, digits, and letters of two to four bytes: what must survive a tokenizer.
+const PROBE: &str = "Hello in the\n\tw\u{f6}rld 1234, \u{4f60}\u{597d} \u{1f642}";
+
 /// Why a tokenizer could not be loaded or a text not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -38,6 +41,18 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
         /// The decoder found.
+        got: String,
+    },
+    /// Text does not survive: the vocabulary lacks tokens of single bytes, or what cuts texts is not of this family.
+    #[error(
+        "{path}: {text:?} comes back from its tokens as {got:?}; needed every byte kept: a pre_tokenizer with ByteLevel, and a token for each byte"
+    )]
+    Lossy {
+        /// The file.
+        path: PathBuf,
+        /// The text that was tried.
+        text: &'static str,
+        /// What its tokens say.
         got: String,
     },
     /// The text defeated the pre-tokenizer (a pathological run of characters).
@@ -106,6 +121,10 @@ impl Tokenizer {
         }
         let mut tokenizer = Self { inner, blob, ends, special, most: None };
         if tokenizer.inner.get_normalizer().is_none() {
+            let bytes: Vec<u8> = tokenizer.encode(PROBE, false)?.into_iter().flat_map(|id| tokenizer.bytes(id).to_vec()).collect();
+            if bytes != PROBE.as_bytes() {
+                return Err(TokenizerError::Lossy { path: path.into(), text: PROBE, got: String::from_utf8_lossy(&bytes).into_owned() });
+            }
             let most = |count: fn(&[u8]) -> usize| (0..size).map(|id| count(tokenizer.bytes(id))).max().unwrap_or(0).max(1);
             tokenizer.most = Some((most(<[u8]>::len), most(letters)));
         }
@@ -260,6 +279,22 @@ mod tests {
         }
         let error = Tokenizer::of(&gguf(&[("tokenizer.ggml.pre", "tokenizer.ggml.prf")])).unwrap_err().to_string();
         assert!(error.contains("tinyk-MIX.gguf: tokenizer.ggml.pre: needed glm4 or chatglm-bpe, got nothing"), "{error}");
+    }
+
+    #[test]
+    fn a_tokenizer_that_loses_text_is_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny/tokenizer.json");
+        let whole: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let refused = |json: &serde_json::Value| Tokenizer::from_bytes(json.to_string().as_bytes(), &path).unwrap_err().to_string();
+        let mut uncut = whole.clone();
+        uncut["pre_tokenizer"] = serde_json::Value::Null;
+        let error = refused(&uncut);
+        assert!(error.contains("tiny/tokenizer.json: \"Hello in the") && error.contains("a pre_tokenizer with ByteLevel"), "{error}");
+        let mut few = whole;
+        few["model"]["merges"] = serde_json::json!([]);
+        few["model"]["vocab"] = serde_json::json!({ "a": 0, "b": 1 });
+        let error = refused(&few);
+        assert!(error.contains("a token for each byte"), "{error}");
     }
 
     #[test]

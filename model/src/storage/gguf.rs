@@ -61,6 +61,12 @@ impl Storage {
                 });
             }
             total += header.tensors.len() as u64;
+            if let (Some(wanted), Some(got)) = (announced, split.tensors)
+                && wanted != got
+            {
+                let needed = format!("split.tensors.count {wanted}, as the shards before it have");
+                return Err(ModelError::File { path: path.clone(), needed, got: format!("{got} (a shard of another upload?)") });
+            }
             announced = announced.or(split.tensors);
             for info in &header.tensors {
                 storage.entries.push(entry(storage.files.len(), header.data_start, info));
@@ -74,7 +80,6 @@ impl Storage {
         };
         if let Some(wanted) = announced
             && wanted != total
-            && count > 1
         {
             let (needed, got) = (format!("{wanted} tensors in all shards (split.tensors.count)"), total.to_string());
             return Err(ModelError::File { path: first, needed, got });

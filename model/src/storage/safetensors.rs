@@ -141,9 +141,40 @@ pub fn header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
     let text = bytes.get(8..start).ok_or_else(|| wrong_length(path, start, bytes.len()))?;
     let metadata: Metadata =
         serde_json::from_slice(text).map_err(|e| odd_tensor(path, text).unwrap_or_else(|| no_header(&e.to_string())))?;
+    if let Some(twice) = name_given_twice(text) {
+        let (needed, got) = ("one entry in the header".to_owned(), "two of this name".to_owned());
+        return Err(ModelError::Tensor { path: path.to_owned(), tensor: twice, needed, got });
+    }
     let data = metadata.tensors().values().map(|t| t.data_offsets.1).max().unwrap_or(0);
     let end = start.checked_add(data).ok_or_else(|| no_header("data of 2^64 bytes"))?;
     Ok(Header { start, end, metadata })
+}
+
+/// A key that a header has twice: readers of JSON keep the last one and say nothing.
+fn name_given_twice(text: &[u8]) -> Option<String> {
+    struct Twice(Option<String>);
+    impl<'de> serde::Deserialize<'de> for Twice {
+        fn deserialize<D: serde::Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+            struct Names;
+            impl<'de> serde::de::Visitor<'de> for Names {
+                type Value = Twice;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("an object")
+                }
+                fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Twice, A::Error> {
+                    let (mut seen, mut twice) = (BTreeSet::new(), None);
+                    while let Some((name, _)) = map.next_entry::<String, serde::de::IgnoredAny>()? {
+                        if let Some(known) = seen.replace(name) {
+                            twice = twice.or(Some(known));
+                        }
+                    }
+                    Ok(Twice(twice))
+                }
+            }
+            json.deserialize_map(Names)
+        }
+    }
+    serde_json::from_slice::<Twice>(text).ok()?.0
 }
 
 /// The first tensor of a header that cannot be read which is to blame for it.
@@ -240,6 +271,8 @@ mod tests {
             let said = error(&format!("{{{a}, \"b\": {b}}}"));
             assert!(said.starts_with("m.safetensors: tensor b: ") && said.contains(words), "{said}");
         }
+        let said = error(&format!("{{{a}, {a}}}"));
+        assert_eq!(said, "m.safetensors: tensor a: needed one entry in the header, got two of this name");
         assert!(error("[1]").starts_with("m.safetensors: needed a safetensors file"));
     }
 }

@@ -44,12 +44,13 @@ pub fn hint(sizes: &Sizes, devices: &[Device], ask: &Ask, short: &Short) -> Stri
     )
 }
 
-/// The largest number of cached tokens that fits, all else being equal; none where even one does not.
+/// The largest number of cached tokens that fits, all else being equal; none where even one does not. Sequences are taken to be as long as the
+/// model allows: without `--max-seq-len` they grow with the cache, and scratch with them.
 pub fn most_tokens(sizes: &Sizes, devices: &[Device], ask: &Ask) -> Option<usize> {
     let fits = |tokens: usize| {
         let mut ask = ask.clone();
         ask.limits.kv_tokens = tokens;
-        ask.limits.max_seq_len = ask.limits.max_seq_len.min(tokens);
+        ask.limits.max_seq_len = ask.limits.max_seq_len.max(sizes.geometry.max_position).min(tokens);
         lay_out(sizes, &ask).is_ok_and(|l| l.check(devices).is_ok())
     };
     let (mut low, mut high) = (1usize, 1usize << 40);
