@@ -184,7 +184,7 @@ fn the_most_tokens_fit_and_one_more_does_not() {
         let Some(most) = advise::most_tokens(&sizes, &devices, &ask).filter(|most| *most < 1 << 39) else { continue };
         let fits = |tokens: usize| {
             // A sequence may be as long as the cache and the model allow, whatever was asked for.
-            let longest = ask.limits.max_seq_len.max(release.max_position);
+            let longest = ask.limits.max_seq_len.max(sizes.geometry.max_position);
             let limits = RunnerLimits { kv_tokens: tokens, max_seq_len: longest.min(tokens), ..ask.limits };
             lay_out(&sizes, &Ask { limits, ..ask.clone() }).is_ok_and(|l| l.check(&devices).is_ok())
         };
