@@ -2,6 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | [`bounds`] | what a grammar may not hold |
 //! | [`source`] | [`Grammar`]: a grammar as text that crosses a process boundary |
 //! | [`vocabulary`] | [`Vocabulary`]: the bytes of every token, once per model, and the compiler over them |
 //! | [`matcher`] | [`Matcher`]: one sequence: tokens in, masks out |
@@ -11,6 +12,7 @@
 //! this crate. Nothing here knows of HTTP, chats or models.
 #![forbid(unsafe_code)]
 
+pub mod bounds;
 pub mod matcher;
 pub mod source;
 pub mod vocabulary;

@@ -4,6 +4,8 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
+use crate::bounds;
+
 /// White space between the parts of a JSON text: a space, or a line break with an indentation. No endless run.
 const WHITE_SPACE: &str = r"( |\n {0,40})";
 
@@ -23,8 +25,15 @@ impl Grammar {
         Self { parts: vec![part], broken: None }
     }
 
+    fn broken(why: String) -> Self {
+        Self { parts: Vec::new(), broken: Some(why) }
+    }
+
     /// JSON that fits `schema`. Keywords that cannot be enforced fail when it is compiled.
     pub fn json(schema: &Value) -> Self {
+        if let Err(why) = bounds::schema(schema) {
+            return Self::broken(why);
+        }
         let mut schema = schema.clone();
         if let Some(object) = schema.as_object_mut() {
             // Options of the engine, among them one that ignores keywords: not the request's to set.
@@ -37,7 +46,7 @@ impl Grammar {
     pub fn regex(regex: &str) -> Self {
         match lexeme(regex) {
             Ok(lexeme) => Self::lark(&format!("start: {lexeme}")),
-            Err(why) => Self { parts: Vec::new(), broken: Some(why) },
+            Err(why) => Self::broken(why),
         }
     }
 
@@ -48,7 +57,10 @@ impl Grammar {
 
     /// Text of a grammar in llguidance's dialect of Lark; it starts at `start`.
     pub fn lark(text: &str) -> Self {
-        Self::of(GrammarWithLexer::from_lark(text.to_owned()))
+        match bounds::lark(text) {
+            Ok(()) => Self::of(GrammarWithLexer::from_lark(text.to_owned())),
+            Err(why) => Self::broken(why),
+        }
     }
 
     /// The same, with `part` under the name `@name`.

@@ -7,6 +7,9 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::{Grammar, GrammarError, Matcher, short};
 
+/// Stack of a thread that compiles, which goes as deep as a grammar does (`bounds.rs`). Only what is used takes memory.
+const STACK: usize = 256 << 20;
+
 /// Marks the bytes of a token that is no text.
 const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
@@ -79,6 +82,18 @@ impl Vocabulary {
         Ok(Self { factory, sorted: sorted.into(), table: Arc::new(table) })
     }
 
+    /// Whether an answer can be held to what [`Grammar::to_text`] wrote: it compiles, and something can begin so.
+    ///
+    /// # Errors
+    /// [`GrammarError::Compile`].
+    pub fn check(&self, text: &str) -> Result<(), GrammarError> {
+        match self.compile(text)?.mask() {
+            Ok(_) => Ok(()),
+            Err(GrammarError::Left(why)) => Err(GrammarError::Compile(format!("no text can be held to it, or it is too large: {why}"))),
+            Err(other) => Err(other),
+        }
+    }
+
     /// Compiles what [`Grammar::to_text`] wrote.
     ///
     /// # Errors
@@ -93,7 +108,12 @@ impl Vocabulary {
     /// As [`Vocabulary::compile`].
     pub fn compile_after(&self, text: &str, after: &[u8]) -> Result<Matcher, GrammarError> {
         let grammar = Grammar::parse(text).map_err(|e| GrammarError::Compile(short(&e)))?;
-        let inner = llguidance::Matcher::new(self.factory.create_parser(grammar));
+        let compile = || llguidance::Matcher::new(self.factory.create_parser(grammar));
+        let inner = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn_scoped(scope, compile);
+            let thread = thread.map_err(|e| GrammarError::Compile(format!("a thread to compile it could not be started: {e}")))?;
+            thread.join().map_err(|_| GrammarError::Compile("the compiler failed on it".to_owned()))
+        })?;
         match inner.get_error() {
             Some(error) => Err(GrammarError::Compile(short(&error))),
             None => Ok(Matcher::new(inner, Arc::clone(&self.table), Arc::clone(&self.sorted), after)),

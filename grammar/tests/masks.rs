@@ -185,3 +185,39 @@ fn replayed_tokens_give_the_same_masks() {
     }
     assert!(first.accept(u32::from(b'\n')).is_err(), "a raw line break in a JSON string");
 }
+
+/// T-07: whatever a schema or a grammar asks of the compiler's recursion, the process stands.
+#[test]
+fn t07_deep_and_endless_forms_end_in_words() {
+    let said = |grammar: Grammar| vocabulary().check(&grammar.to_text()).map_err(|e| e.to_string());
+    for (low, high) in [(i64::MIN.into(), i64::MIN.into()), (json!(-1e25), json!(-1e24))] as [(Value, Value); 2] {
+        let error = said(Grammar::json(&json!({"type": "integer", "minimum": low, "maximum": high}))).unwrap_err();
+        assert!(error.contains("numbers are exact up to 2^53"), "{error}");
+    }
+    let chain = |n: usize| {
+        let mut definitions: serde_json::Map<String, Value> =
+            (0..n).map(|i| (format!("d{i}"), json!({"$ref": format!("#/$defs/d{}", i + 1)}))).collect();
+        definitions.insert(format!("d{n}"), json!({"type": "integer"}));
+        Grammar::json(&json!({"$defs": definitions, "$ref": "#/$defs/d0"}))
+    };
+    // Followed or refused, as the engine likes; never the end of the process.
+    for n in [500, 5_000, 9_000] {
+        let _either = said(chain(n));
+    }
+    assert!(said(chain(20)).is_ok());
+    let objects: serde_json::Map<String, Value> = (0..3_000)
+        .map(|i| (format!("d{i}"), json!({"type": "object", "properties": {"a": {"$ref": format!("#/$defs/d{}", (i + 1) % 3_000)}}})))
+        .collect();
+    let _either = said(Grammar::json(&json!({"$defs": objects, "$ref": "#/$defs/d0"})));
+    let rules: String = (0..9_000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let _either = said(Grammar::lark(&format!("start: r0\n{rules}r9000: \"a\"\n")));
+    for endless in [
+        Grammar::json(&json!({"$ref": "#"})),
+        Grammar::json(&json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
+        Grammar::lark("start: start"),
+        Grammar::regex("[^\\s\\S]"),
+    ] {
+        let error = said(endless).unwrap_err();
+        assert!(!error.contains("left its grammar"), "{error}");
+    }
+}

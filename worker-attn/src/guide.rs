@@ -17,6 +17,8 @@ use tandem_kernels::SampleRow;
 
 /// Most threads that compute masks.
 const MOST_THREADS: usize = 4;
+/// Their stacks: a mask may go as deep as its grammar. Only what is used takes memory.
+const STACK: usize = 64 << 20;
 
 /// What a sequence is held to, as the coordinator says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +93,7 @@ fn start_threads() -> Sender<Job> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for i in 0..cores.clamp(1, MOST_THREADS) {
         let jobs = Arc::clone(&jobs);
-        let started = std::thread::Builder::new().name(format!("mask-{i}")).spawn(move || {
+        let started = std::thread::Builder::new().name(format!("mask-{i}")).stack_size(STACK).spawn(move || {
             loop {
                 // One thread waits at a time; it lets go before it works.
                 let job = jobs.lock().recv();

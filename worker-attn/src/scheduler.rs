@@ -50,6 +50,9 @@ struct Entry {
     arrival: u64,
     /// Tokens known: prompt and generated.
     tokens: usize,
+    /// Those of them that came in chunks. What was generated is computed again as it was generated, a row at a time: a chunk would round
+    /// elsewhere, and a near tie might fall to the other side.
+    prompt: usize,
     /// Tokens whose state is computed.
     computed: usize,
     /// Pages held, shared ones included: what is shared is counted more than once, so that there are never fewer pages than planned.
@@ -74,10 +77,15 @@ impl Entry {
         self.points.iter().copied().find(|at| *at > self.computed)
     }
 
+    /// Whether its next row is computed alone: the newest token, or one that was generated before.
+    fn is_single(&self) -> bool {
+        self.pending() == 1 || self.computed >= self.prompt
+    }
+
     /// Rows of the next chunk, if there is room for them.
     fn chunk(&self, most: usize) -> usize {
-        let upto = self.next_point().unwrap_or(self.tokens).min(self.tokens);
-        (upto - self.computed).min(most)
+        let upto = self.next_point().unwrap_or(self.prompt).min(self.prompt);
+        if self.is_single() { self.pending().min(1) } else { (upto - self.computed).min(most) }
     }
 }
 
@@ -155,11 +163,17 @@ impl Scheduler {
     /// A sequence of `tokens` known tokens arrives. The caller has checked that it can ever fit. Those of one `group` have the same
     /// tokens.
     pub fn submit(&mut self, id: u64, tokens: usize, group: Option<u64>) {
+        self.resume(id, tokens, 0, group);
+    }
+
+    /// The same, where `generated` tokens follow those of the prompt: an earlier life of the sequence ended.
+    pub fn resume(&mut self, id: u64, prompt: usize, generated: usize, group: Option<u64>) {
         self.arrivals += 1;
         self.waiting.push(Entry {
             id,
             arrival: self.arrivals,
-            tokens,
+            tokens: prompt + generated,
+            prompt,
             computed: 0,
             pages: 0,
             points: Vec::new(),
@@ -241,7 +255,7 @@ impl Scheduler {
         for decode in [true, false] {
             for (rows, e) in rows.iter_mut().zip(&self.running) {
                 let chunk = e.chunk(self.capacity.prefill_chunk);
-                if e.follows.is_none() && (e.pending() == 1) == decode && chunk <= *budget {
+                if e.follows.is_none() && e.is_single() == decode && chunk <= *budget {
                     *rows = chunk;
                     *budget -= chunk;
                 }

@@ -15,7 +15,10 @@ use std::{
 
 use common::Gold;
 use requests::{Answer, End, Harness, request};
-use tandem_kernels::cpu::CpuBackend;
+use tandem_kernels::{
+    Precision,
+    cpu::{CpuBackend, CpuOptions},
+};
 use tandem_model::synthetic::Preset;
 use tandem_proto::attn::v1::ErrorCode;
 use tandem_worker_attn::{
@@ -226,6 +229,38 @@ fn a_resumed_request_goes_on_with_the_same_tokens() {
             assert_eq!(rest.end, Some(End::Length));
         }
     }
+}
+
+/// Not the tokens alone: in bf16, where a chunk rounds elsewhere than rows that are computed one by one, every logprob is the same to the bit,
+/// wherever an earlier life ended, in company and alone, and where a sequence that made room computes its state again.
+#[test]
+fn a_resumed_request_goes_on_bit_for_bit_in_bf16() {
+    let backend = CpuBackend::new(CpuOptions::new(Precision::Bf16)).unwrap();
+    let model = common::model(backend, &common::preset(Preset::TinyB));
+    let ask = |id, emitted: &[u32]| Request { logprobs: Some(3), emitted: emitted.to_vec(), ..request(id, &prompt(70), 60) };
+    let whole = {
+        let mut h = Harness::local(&model, limits(), 16);
+        h.submit(ask(1, &[]));
+        h.finish()[&1].clone()
+    };
+    for cut in [1, 2, 31, 59] {
+        let mut h = Harness::local(&model, limits(), 16);
+        if cut == 31 {
+            h.submit(request(9, &prompt(200), 40));
+        }
+        h.submit(ask(2, &whole.tokens[..cut]));
+        let rest = h.finish()[&2].clone();
+        assert_eq!((&rest.tokens[..], &rest.logprobs[..]), (&whole.tokens[cut..], &whole.logprobs[cut..]), "cut at {cut}");
+    }
+    // Room for one of them at its full length, not for two.
+    let parking = ParkingOptions { preemption: Preemption::Recompute, bytes: 0 };
+    let runner = Runner::local(Arc::clone(&model), RunnerLimits { kv_tokens: 224, ..limits() }).unwrap();
+    let mut h = Harness::new(runner, Pace { prefill_chunk: 16, cache: None, parking });
+    h.submit(request(8, &prompt(70), 100));
+    h.submit(ask(2, &[]));
+    let answers = h.finish();
+    assert!(answers[&2].started > 1, "it made room");
+    assert_eq!((&answers[&2].tokens, &answers[&2].logprobs), (&whole.tokens, &whole.logprobs));
 }
 
 /// A grammar holds whatever else shapes the choice: greedy or sampled, with logprobs, alone or beside others, resumed at any token.

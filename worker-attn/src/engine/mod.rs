@@ -174,7 +174,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             if let (Some(own), Some(other)) = (&mut sequence.group, self.sequences.values().find(like)) {
                 *own = other.group.unwrap_or(*own);
             }
-            self.scheduler.submit(id, sequence.tokens.len(), sequence.group);
+            self.scheduler.resume(id, sequence.request.prompt.len(), sequence.generated(), sequence.group);
             self.sequences.insert(id, sequence);
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! Neighbours: `scheduler.rs` chooses who makes room, `engine/mod.rs` carries it out, `state/` copies.
 //!
-//! A copy gives the state back bit for bit. Computing again gives the same tokens, but what the sequence had generated is then prefilled,
-//! which may round differently. [`Preemption::Auto`] takes the copy where it fits the budget and both ways through memory are expected to
-//! take less time than the rows; both rates are measured while the worker runs.
+//! Both give the state back bit for bit: what the sequence had generated is computed again as it was generated, a row a step.
+//! [`Preemption::Auto`] takes the copy where it fits the budget and both ways through memory are expected to take less time than the rows; both
+//! rates are measured while the worker runs. (Rows are counted as those of a prompt; generated ones take longer, so the copy is
+//! taken less often than it would pay.)
 
 use std::time::Duration;
 

@@ -55,7 +55,8 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
                 return Start { computed: copy.tokens(), points: Vec::new() };
             }
             let Some(cache) = cache.as_ref() else { return Start::default() };
-            let LookUp { lease, mut points } = cache.look_up(runner.pool(), &s.tokens);
+            // What it generated itself is computed as it was then, whatever else the cache knows of it.
+            let LookUp { lease, mut points } = cache.look_up(runner.pool(), &s.tokens[..s.request.prompt.len()]);
             if is_lesson(id) {
                 points = lessons.points(points, s.tokens.len());
             }

@@ -153,6 +153,11 @@ fn guided(key: &str, value: &Value, field: String) -> Result<Option<Form>, ApiEr
             None => return bad("a regular expression"),
         },
         "grammar" => match text(value) {
+            Some(grammar) if grammar.contains("%json") => {
+                let message =
+                    format!("{field}: %json inside of a grammar is not supported; send a schema as response_format, or spell the JSON out");
+                return Err(ApiError::unsupported(field, message));
+            }
             Some(grammar) => Kind::Lark(grammar),
             None => return bad("a grammar in Lark's notation"),
         },

@@ -5,8 +5,8 @@
 //! held. A schema that cannot be held to in this notation is refused.
 
 use serde_json::{Map, Value, json};
-use tandem_grammar::Grammar;
 use tandem_grammar::source::{alternatives, lexeme};
+use tandem_grammar::{Grammar, bounds};
 
 use super::form::Form;
 use super::start::Asked;
@@ -144,6 +144,7 @@ impl Lark {
     fn value(&mut self, schema: &Value, root: &Value, path: &str) -> Result<String, ApiError> {
         let kinds = Kinds::of_schema(schema, root);
         if !kinds.has(Kinds::STRING) {
+            bounds::schema(schema).and_then(|()| bounds::schema(root)).map_err(|why| refuse(path, &why))?;
             return Ok(format!("%json {} \"{VALUE_END}\"", self.json(schema, root)));
         }
         let resolved = follow(schema, root);

@@ -50,7 +50,7 @@ pub async fn guide(app: &Arc<App>, asked: Asked, behind_reasoning: bool, setting
     let text = grammar.to_text();
     let (checker, source) = (Arc::clone(app), text.clone());
     // Up to a second of work for a large schema; never on the threads that carry streams.
-    let checked = tokio::task::spawn_blocking(move || checker.vocabulary()?.compile(&source).map_err(|e| e.to_string())).await;
+    let checked = tokio::task::spawn_blocking(move || checker.vocabulary()?.check(&source).map_err(|e| e.to_string())).await;
     match checked {
         Ok(Ok(_)) => {}
         Ok(Err(why)) => return Err(ApiError::unsupported(field.clone(), format!("{field} cannot be enforced: {why}"))),
