@@ -61,6 +61,33 @@ impl ChatFields {
     }
 }
 
+/// Fields that would change the answer and that nothing here serves.
+#[derive(Deserialize)]
+struct UnservedFields {
+    best_of: Option<Int>,
+    functions: Option<Value>,
+    function_call: Option<Value>,
+    modalities: Option<Vec<String>>,
+}
+
+impl UnservedFields {
+    fn refuse(&self, n: u32) -> Result<(), ApiError> {
+        if self.best_of.is_some_and(|best| best.0 != i128::from(n)) {
+            return Err(ApiError::unsupported("best_of", "best_of is only supported when it equals n"));
+        }
+        for (field, value, instead) in [("functions", &self.functions, "tools"), ("function_call", &self.function_call, "tool_choice")] {
+            if value.is_some() {
+                return Err(ApiError::unsupported(field, format!("{field} is not supported; send {instead}")));
+            }
+        }
+        if let Some(other) = self.modalities.iter().flatten().find(|kind| *kind != "text") {
+            let shown: String = other.chars().take(40).collect();
+            return Err(ApiError::unsupported("modalities", format!("modalities has \"{shown}\"; only text is supported")));
+        }
+        Ok(())
+    }
+}
+
 /// Chat's spelling of logprobs.
 #[derive(Deserialize)]
 struct LogprobFields {
@@ -77,15 +104,16 @@ pub async fn handle(
 ) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, app.options.body_limit).await?;
     let size = bytes.len();
-    let (common, logprobs, chat, form) = body::off_thread(size, move || {
-        let form = body::parse::<FormFields>(&bytes)?;
-        Ok((body::parse::<Common>(&bytes)?, body::parse::<LogprobFields>(&bytes)?, body::parse::<ChatFields>(&bytes)?, form))
+    let (common, logprobs, chat, form, unserved) = body::off_thread(size, move || {
+        let (form, unserved) = (body::parse::<FormFields>(&bytes)?, body::parse::<UnservedFields>(&bytes)?);
+        Ok((body::parse::<Common>(&bytes)?, body::parse::<LogprobFields>(&bytes)?, body::parse::<ChatFields>(&bytes)?, form, unserved))
     })
     .await?;
     app.check_model(common.model.as_deref())?;
 
     let mut settings = settings::settings(&common, &app.model, &app.options)?;
     settings::needs_a_token(&settings)?;
+    unserved.refuse(settings.n)?;
     settings.logprobs = logprobs.count(&app)?;
     let conversation = Conversation { form: form.form()?, ..chat.conversation()? };
     let mut run = conversation::begin(&app, conversation, &settings, size, request_id).await?;

@@ -205,6 +205,11 @@ async fn other_values_out_of_range() {
             (chat(json!({"stream": true, "stream_options": {"include_usage": 1}})), "stream_options.include_usage"),
             (chat(json!({"stream": true, "prompt_logprobs": 1})), "prompt_logprobs"),
             (chat(json!({"min_tokens": 9, "max_tokens": 8})), "min_tokens"),
+            (chat(json!({"best_of": 2})), "best_of"),
+            (chat(json!({"functions": [{"name": "f"}]})), "functions"),
+            (chat(json!({"function_call": "auto"})), "function_call"),
+            (chat(json!({"modalities": ["text", "audio"]})), "modalities"),
+            (chat(json!({"guided_grammar": "start: %json {\"type\": \"integer\"}"})), "guided_grammar"),
         ],
     )
     .await;
