@@ -1,4 +1,5 @@
-//! What a grammar may not hold, said before the engine sees it: numbers that it would not keep exactly, and texts that it would follow too deep.
+//! What a grammar may not hold, said before the engine sees it: numbers that it would not keep exactly, names that it would not count, and texts
+//! that it would follow too deep.
 //!
 //! The engine compiles by recursion. Its depth is bounded here by what a text can ask for ([`MOST_REFERENCES`], [`DEEPEST`], [`MOST_RULES`]), and
 //! `vocabulary.rs` gives it the stack for that.
@@ -28,6 +29,13 @@ pub fn schema(schema: &Value) -> Result<(), String> {
             Value::Array(items) => left.extend(items),
             Value::Object(members) => {
                 references += usize::from(members.contains_key("$ref"));
+                let required = members.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+                let least = members.get("minProperties").and_then(Value::as_u64);
+                if let Some(least) = least.filter(|least| *least > required.max(1) as u64) {
+                    return Err(format!(
+                        "minProperties {least} cannot be enforced beside {required} required names: a name could be given twice"
+                    ));
+                }
                 left.extend(members.values());
             }
             _ => {}
@@ -86,6 +94,13 @@ mod tests {
             let said = schema(&json!({"properties": {"a": {"anyOf": [{"const": number}]}}})).unwrap_err();
             assert!(said.contains("cannot be enforced"), "{said}");
         }
+    }
+
+    #[test]
+    fn more_names_than_are_required_cannot_be_counted() {
+        assert_eq!(schema(&json!({"minProperties": 2, "required": ["a", "b"]})), Ok(()));
+        assert_eq!(schema(&json!({"minProperties": 1, "patternProperties": {"^x": {}}})), Ok(()));
+        assert!(schema(&json!({"items": {"minProperties": 2, "required": ["a"]}})).unwrap_err().contains("minProperties 2"));
     }
 
     #[test]
