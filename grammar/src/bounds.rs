@@ -1,7 +1,7 @@
 //! What a grammar may not hold, said before the engine sees it: numbers that it would not keep exactly, names that it would not count, and texts
 //! that it would follow too deep.
 //!
-//! The engine compiles by recursion. Its depth is bounded here by what a text can ask for ([`MOST_REFERENCES`], [`DEEPEST`], [`MOST_RULES`]), and
+//! The engine compiles by recursion. Its depth is bounded here by what a text can ask for (`MOST_REFERENCES`, `DEEPEST`, `MOST_RULES`), and
 //! `vocabulary.rs` gives it the stack for that.
 
 use serde_json::{Number, Value};
