@@ -108,9 +108,9 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         let parked = s.parked.take();
         let asked = self.cache.is_some() && s.may_use_cache() && s.request.prompt_logprobs.is_none() && parked.is_none();
         if asked && !is_lesson(id) {
-            telemetry::looked_up(s.tokens.len(), cached);
+            telemetry::looked_up(s.request.prompt.len(), cached);
         }
-        s.cached = asked.then_some(cached.min(s.request.prompt.len()));
+        s.cached = asked.then_some(cached);
         let pool = self.runner.pool();
         let state = match (parked, lease, &mut self.cache) {
             (Some(copy), _, cache) => {
