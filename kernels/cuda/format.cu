@@ -177,7 +177,7 @@ DEVICE void each_item(const Matrix& m, const Tokens& t, const u8* x, int x_strid
             int coming = here ? s + Next::AHEAD : first, left = here || then < items ? end - coming : 0;
             Place pa = at(here ? a : na, coming), pb = at(here ? b : nb, coming);
             UNROLL for (int u = 0; u < Next::AHEAD; u++) {
-                if (s + u < end) step_product<WEIGHT, NT>(next.a[u], next.b[u], rows, (s + u) * W::STEP + lane_k, acc);
+                if (s + u < end) step_of<WEIGHT, NT>(m, next.a[u], next.b[u], rows, (s + u) * W::STEP + lane_k, acc);
                 if (u < left) next.load(u, m, pa, pb, coming * W::STEP + lane_k);
             }
         }
@@ -282,6 +282,10 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
             next_a = F::load(m, place_a.q + on, place_a.s, (s + 1) * F::STEP + q * E);
             next_b = F::load(m, place_b.q + on, place_b.s, (s + 1) * F::STEP + q * E);
         }
+#if WEIGHT >= 7 // codes
+        auto at = [&](int j, int i) { return *(const uint2*)&stage[s % STAGES][(j * 8 + g) * LINE + (16 * i + 4 * q) * 2]; };
+        coded_product<WEIGHT, 8>(m, a, b, at, acc);
+#else
         u32 pa[E / 2], pb[E / 2];
         F::unpack(a, pa);
         F::unpack(b, pb);
@@ -306,6 +310,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
                 acc[j][3] = fma_of(fb, part[3], acc[j][3]);
             }
         }
+#endif
         if ((s + 1) % share == 0 || s + 1 == steps) {
             UNROLL for (int j = 0; j < 8; j++)
                 UNROLL for (int c = 0; c < 4; c++) {
@@ -335,7 +340,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
 }
 
 // Two blocks at a time where registers allow.
-#if WEIGHT == 4 || WEIGHT == 5
+#if WEIGHT == 4 || WEIGHT == 5 || WEIGHT >= 7
 #define BIG_BOUNDS BOUNDS(256)
 #else
 #define BIG_BOUNDS BOUNDS_2(256)

@@ -11,10 +11,11 @@
 // | NVFP4 | eight in a word as `spread` lays them out | an E4M3 byte per 16 |
 // | MXFP4 | the same | an E8M0 byte per 32 |
 // | Q8_0 | a signed byte each | an f16 per 32 |
+// | CODE4, LUT4, CODE8 | codes of 4 and 8 bits | coded.cuh |
 #pragma once
 #include "portable.cuh"
 
-enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6 };
+enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6, T_CODE4 = 7, T_LUT4 = 8, T_CODE8 = 9 };
 
 struct Matrix {
     const u8* q;      // elements
@@ -34,7 +35,9 @@ struct Matrix {
     int type;
     int factor_rows; // rows of a run
     int factor_each; // runs of one expert
-    int unused;
+    int form;       // coded.cuh: how scales lie
+    u32 table[8];   // LUT4: lower bytes of the 16 levels as bf16, then their upper bytes
+    int zero;       // CODE4, CODE8: the code of level 0
 };
 
 // One row: where its elements and scales begin, and the factor that is left for the end of a product.
@@ -47,7 +50,7 @@ struct Row {
 // Elements of K that a warp takes of a row at once, those of one of its four lanes, and their bytes.
 template <int T>
 struct Span {
-    static const int STEP = T == T_BF16 || T == T_E4M3 ? 64 : T == T_Q8_0 ? 32 : 128;
+    static const int STEP = T == T_BF16 || T == T_E4M3 || T == T_CODE8 ? 64 : T == T_Q8_0 ? 32 : 128;
     static const int EACH = STEP / 4;
     static const int BYTES = T == T_BF16 ? 32 : T == T_Q8_0 ? 8 : 16;
     static const int PIECE = BYTES < 16 ? BYTES : 16;
@@ -159,6 +162,8 @@ DEVICE void load8_q8_0(const Matrix&, const Row& r, int k, float* w) {
     }
 }
 
+#include "coded.cuh"
+
 template <int T>
 DEVICE void load8(const Matrix& m, const Row& r, int k, float* w) {
     if constexpr (T == T_F32) load8_f32(m, r, k, w);
@@ -167,7 +172,8 @@ DEVICE void load8(const Matrix& m, const Row& r, int k, float* w) {
     else if constexpr (T == T_E4M3) load8_e4m3(m, r, k, w);
     else if constexpr (T == T_NVFP4) load8_nvfp4(m, r, k, w);
     else if constexpr (T == T_MXFP4) load8_mxfp4(m, r, k, w);
-    else load8_q8_0(m, r, k, w);
+    else if constexpr (T == T_Q8_0) load8_q8_0(m, r, k, w);
+    else load8_coded<T>(m, r, k, w);
 }
 
 // The whole element, with the type chosen at run time, for ops where the choice costs nothing beside the rest.
@@ -179,7 +185,10 @@ DEVICE void load8_any(const Matrix& m, const Row& r, int k, float* w) {
         case T_E4M3: load8_e4m3(m, r, k, w); break;
         case T_NVFP4: load8_nvfp4(m, r, k, w); break;
         case T_MXFP4: load8_mxfp4(m, r, k, w); break;
-        default: load8_q8_0(m, r, k, w); break;
+        case T_Q8_0: load8_q8_0(m, r, k, w); break;
+        case T_CODE4: load8_coded<T_CODE4>(m, r, k, w); break;
+        case T_LUT4: load8_coded<T_LUT4>(m, r, k, w); break;
+        default: load8_coded<T_CODE8>(m, r, k, w); break;
     }
     if (r.late != 1.0f) {
         UNROLL for (int i = 0; i < 8; i++) w[i] *= r.late;

@@ -3,9 +3,9 @@
 //!
 //! Neighbours: `cpu/decode.rs` reads any type; a device that lacks kernels for a type refuses its matrices when they are loaded.
 
-use tandem_quant::{DType, ScaleForm};
+use tandem_quant::{DType, ScaleForm, coded::coding};
 
-use crate::{StateSpec, cpu};
+use crate::{StateSpec, cpu, cuda};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,7 +29,7 @@ impl DeviceKind {
     }
 }
 
-/// Types that CUDA kernels read as they are stored; others would become f32.
+/// Types that CUDA kernels read as they are stored, beside those of [`coding`], whose codes they read; others would become f32.
 const CUDA: &[DType] =
     &[DType::F32, DType::F16, DType::Bf16, DType::F8E4m3, DType::Nvfp4Pairs, DType::Mxfp4Pairs, DType::Nvfp4, DType::Mxfp4, DType::Q8_0];
 
@@ -38,11 +38,11 @@ pub fn has_kernels(kind: DeviceKind, dtype: DType) -> bool {
     match kind {
         // Types without a kernel of their own are decoded block by block.
         DeviceKind::Cpu => DType::ALL.contains(&dtype),
-        DeviceKind::Cuda => CUDA.contains(&dtype),
+        DeviceKind::Cuda => CUDA.contains(&dtype) || coding(dtype).is_some(),
     }
 }
 
-/// Whether a kind of device keeps matrices of a stored type, with scales of a form beside them, as they are; else they become f32 there.
+/// Whether a kind of device keeps matrices of a stored type, with scales of a form beside them, as small codes; else they become f32 there.
 pub fn keeps_packed(kind: DeviceKind, dtype: DType, scales: ScaleForm) -> bool {
     if kind == DeviceKind::Cpu {
         return true;
@@ -54,6 +54,7 @@ pub fn keeps_packed(kind: DeviceKind, dtype: DType, scales: ScaleForm) -> bool {
         | (DType::Nvfp4Pairs, ScaleForm::E4m3Groups)
         | (DType::Mxfp4Pairs, ScaleForm::E8m0Groups) => true,
         (DType::F8E4m3, ScaleForm::Grid { block_cols }) => block_cols.is_power_of_two(),
+        (_, ScaleForm::None) => coding(dtype).is_some(),
         _ => false,
     }
 }
@@ -71,7 +72,11 @@ pub fn weight_bytes(kind: DeviceKind, dtype: DType, scales: ScaleForm, shape: &[
     let rows = shape.iter().rev().nth(1).copied().unwrap_or(1);
     let stack: usize = shape.iter().rev().skip(2).product();
     let padded = cols.next_multiple_of(COLS) as u64;
-    if keeps_packed(kind, dtype, scales) {
+    let matrices = |row: u64, scale_row: u64| (stack * rows.next_multiple_of(ROWS)) as u64 * row + (stack * rows) as u64 * scale_row;
+    if let (Some(coding), ScaleForm::None) = (coding(dtype), scales) {
+        let (row, scale_row) = cuda::coded::row_bytes(dtype, coding, padded as usize);
+        matrices(row as u64, scale_row as u64)
+    } else if keeps_packed(kind, dtype, scales) {
         let of = |n: u64, elems: usize, all: u64| (u128::from(n) * u128::from(all) / elems.max(1) as u128) as u64;
         of(of(stored, cols, padded), rows, rows.next_multiple_of(ROWS) as u64)
     } else {
@@ -104,16 +109,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_gpu_does_not_read_is_counted_as_f32() {
+    fn weights_are_counted_as_they_lie_on_a_gpu() {
         let bytes = |dtype: DType, scales, shape: &[usize], stored| weight_bytes(DeviceKind::Cuda, dtype, scales, shape, stored);
-        // 2048 × 4096: 144 bytes per 256 on disk, 4 per element there.
-        assert_eq!(bytes(DType::Q4K, ScaleForm::None, &[2048, 4096], 2048 * 16 * 144), 2048 * 4096 * 4);
+        // 2048 × 4096: 144 bytes per 256 on disk, 148 there; of Q6_K 210 and 274.
+        assert_eq!(bytes(DType::Q4K, ScaleForm::None, &[2048, 4096], 2048 * 16 * 144), 2048 * 16 * 148);
+        assert_eq!(bytes(DType::Q6K, ScaleForm::None, &[3, 2048, 4096], 3 * 2048 * 16 * 210), 3 * 2048 * 16 * 274);
+        assert_eq!(bytes(DType::RocmFp3Mix, ScaleForm::None, &[2048, 4096], 2048 * 128 * 14), 2048 * 4096 * 4);
         assert_eq!(weight_bytes(DeviceKind::Cpu, DType::Q4K, ScaleForm::None, &[2048, 4096], 2048 * 16 * 144), 2048 * 16 * 144);
         assert_eq!(bytes(DType::Q8_0, ScaleForm::None, &[2048, 4096], 2048 * 128 * 34), 2048 * 128 * 34);
         // Rows of 100 become 128, and 20 of them 32; in a stack each matrix for itself.
         assert_eq!(bytes(DType::Bf16, ScaleForm::None, &[20, 100], 20 * 100 * 2), 32 * 128 * 2);
         assert_eq!(bytes(DType::Bf16, ScaleForm::None, &[3, 20, 100], 3 * 20 * 100 * 2), 3 * 32 * 128 * 2);
-        assert_eq!(bytes(DType::Iq1S, ScaleForm::None, &[3, 20, 256], 3 * 20 * 50), 3 * 20 * 256 * 4);
+        assert_eq!(bytes(DType::Iq1S, ScaleForm::None, &[3, 20, 256], 3 * 20 * 50), 3 * (32 * 128 + 20 * 24));
         // A factor beside floats is multiplied in; MXFP8 has no kernel.
         assert!(!keeps_packed(DeviceKind::Cuda, DType::Bf16, ScaleForm::Tensor));
         assert!(!keeps_packed(DeviceKind::Cuda, DType::F8E4m3, ScaleForm::E8m0Groups));

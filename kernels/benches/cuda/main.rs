@@ -1,5 +1,6 @@
 //! `scripts/gpu-bench`: the ops of the CUDA backend at the release's sizes over rotating weights, as a table: µs, GB/s, and the share of the
-//! read bandwidth that the same run measured. Arguments: `--device N`, `--f32`, and words that a group's name must contain.
+//! read bandwidth that the same run measured. Arguments: `--device N`, `--f32`, `--kind TYPE` (again for more), and words
+//! that a group's name must contain.
 //!
 //! Times are the device's own, over many calls that are recorded once and replayed (a CUDA graph), so that the host's rate of launching does not
 //! show. Sampling, which the host takes part in, is timed as it is called.
@@ -7,17 +8,20 @@
 use std::{error::Error, sync::Arc};
 
 use tandem_kernels::{
-    Backend, BackendError, BatchDesc, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaDims, KdaParams, KdaWeights, MhcGates,
-    MhcParams, MhcWeights, MlaParams, Precision, RouterParams, SampleRow, Segment, StateSpec,
+    Backend, BackendError, BatchDesc, DeviceKind, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaDims, KdaParams, KdaWeights,
+    MhcGates, MhcParams, MhcWeights, MlaParams, Precision, RouterParams, SampleRow, Segment, StateSpec,
     cuda::{CudaBackend, CudaBuf, CudaOptions, CudaWeight},
+    weight_bytes,
 };
-use tandem_quant::{DType, MatrixSource, Scales, SharedBytes};
+use tandem_quant::{DType, MatrixSource, ScaleForm, Scales, SharedBytes};
 
 type Outcome = Result<(), Box<dyn Error>>;
 /// Measures one kind of op and prints its lines.
 type Group = fn(&Bench) -> Outcome;
 
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Types of codes that stand for their kernels: 4 bits with minima, 8 bits, tables, few bits with minima.
+const CODED: [&str; 5] = ["q4_k", "q6_k", "iq4_xs", "iq3_s", "q2_k"];
 const ROUNDS: usize = 7;
 const D: usize = 4096;
 
@@ -27,15 +31,18 @@ struct Bench {
     /// Bytes a second.
     read: f64,
     memory: SharedBytes,
+    /// Types to measure; all where there are none.
+    kinds: Vec<String>,
 }
 
 fn main() -> Outcome {
     let mut args = std::env::args().skip(1);
-    let (mut ordinal, mut precision, mut words) = (0, Precision::Bf16, Vec::new());
+    let (mut ordinal, mut precision, mut words, mut kinds) = (0, Precision::Bf16, Vec::new(), Vec::new());
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--bench" => {}
             "--device" => ordinal = args.next().unwrap_or_default().parse()?,
+            "--kind" => kinds.extend(args.next()),
             "--f32" => precision = Precision::F32,
             word => words.push(word.to_owned()),
         }
@@ -51,7 +58,7 @@ fn main() -> Outcome {
     println!("{} ({precision}); read bandwidth {:.3} TB/s", b.device().description, read / 1e12);
     println!("\n| {:<52} | {:>9} | {:>9} | {:>6} |", "op", "µs", "GB/s", "read");
     println!("|{:-<54}|{:->11}|{:->11}|{:->8}|", "", "", "", "");
-    let bench = Bench { b, read, memory: noise(1400 << 20) };
+    let bench = Bench { b, read, memory: noise(1400 << 20), kinds };
     let groups: [(&str, Group); 8] = [
         ("gemv", gemv),
         ("experts", experts),
@@ -84,6 +91,11 @@ fn noise(bytes: usize) -> SharedBytes {
 }
 
 impl Bench {
+    /// Whether a type is not asked for.
+    fn skips(&self, kind: &str) -> bool {
+        !self.kinds.is_empty() && self.kinds.iter().all(|k| k != kind)
+    }
+
     /// Times calls of `op(i)`, i rotating; `bytes` is what one call must move.
     fn entry(&self, name: &str, calls: usize, bytes: usize, mut op: impl FnMut(usize)) -> Outcome {
         op(0);
@@ -127,7 +139,8 @@ impl Bench {
             "fp8" => DType::F8E4m3,
             "nvfp4" => DType::Nvfp4Pairs,
             "mxfp4" => DType::Mxfp4Pairs,
-            _ => DType::Q8_0,
+            "q8_0" => DType::Q8_0,
+            _ => coded(kind)?,
         };
         let bytes = rows * dtype.row_bytes(cols).ok_or("columns")?;
         let from = (i * 97 * 4096) % (self.memory.len() - bytes);
@@ -164,7 +177,12 @@ impl Bench {
     }
 }
 
-/// Bytes of a matrix with its scales.
+/// The block type of a name in lower case.
+fn coded(kind: &str) -> Result<DType, String> {
+    DType::ALL.iter().copied().find(|dtype| dtype.name().eq_ignore_ascii_case(kind)).ok_or_else(|| format!("no type {kind}"))
+}
+
+/// Bytes of a matrix with its scales, in the device's memory.
 fn stored_bytes(kind: &str, rows: usize, cols: usize) -> usize {
     let n = rows * cols;
     match kind {
@@ -173,14 +191,15 @@ fn stored_bytes(kind: &str, rows: usize, cols: usize) -> usize {
         "fp8" => n + n / (128 * 128) * 4,
         "nvfp4" => n / 2 + n / 16,
         "mxfp4" => n / 2 + n / 32,
-        _ => n + n / 16,
+        "q8_0" => n + n / 16,
+        _ => coded(kind).map_or(0, |dtype| weight_bytes(DeviceKind::Cuda, dtype, ScaleForm::None, &[rows, cols], 0) as usize),
     }
 }
 
 fn gemv(t: &Bench) -> Outcome {
     for (what, out, cols) in [("KDA in-projection", 24_896, D), ("KDA out-projection", D, 8192), ("head", 154_880, D)] {
-        for kind in ["bf16", "fp8", "nvfp4", "mxfp4", "q8_0"] {
-            if what == "head" && !matches!(kind, "bf16" | "fp8") {
+        for kind in ["bf16", "fp8", "nvfp4", "mxfp4", "q8_0"].into_iter().chain(CODED) {
+            if t.skips(kind) || (what == "head" && !matches!(kind, "bf16" | "fp8")) {
                 continue;
             }
             let (w, bytes) = t.weights(kind, out, cols)?;
@@ -196,7 +215,10 @@ fn gemv(t: &Bench) -> Outcome {
 
 fn experts(t: &Bench) -> Outcome {
     let (all, k, inter) = (288, 8, 2048);
-    for kind in ["nvfp4", "mxfp4"] {
+    for kind in ["nvfp4", "mxfp4"].into_iter().chain(CODED) {
+        if t.skips(kind) {
+            continue;
+        }
         let one = |i: usize| -> Result<ExpertSource, Box<dyn Error>> {
             Ok(ExpertSource {
                 gate: t.matrix(kind, inter, D, 3 * i)?,

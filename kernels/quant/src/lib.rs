@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`dtype`] | the element/block types and their sizes |
 //! | [`blocks`] | scalar dequantisation of the block types |
+//! | [`coded`] | the same types as codes and scales of scales, apart |
 //! | [`float8`] | E4M3, UE4M3, E8M0 |
 //! | [`fp8`] | floats narrowed to E4M3 under a grid of factors |
 //! | [`bytes`] | a range of bytes kept alive by whoever owns it (a memory map, a vector) |
@@ -16,6 +17,7 @@
 
 pub mod blocks;
 pub mod bytes;
+pub mod coded;
 pub mod dtype;
 pub mod float8;
 pub mod fp8;

@@ -51,7 +51,7 @@ fn block((dtype, beside): Coding) -> usize {
 }
 
 /// Random bytes of whole blocks whose values are finite and at most `most`.
-fn elements(n: &mut Noise, dtype: DType, count: usize, most: f32) -> Vec<u8> {
+pub fn elements(n: &mut Noise, dtype: DType, count: usize, most: f32) -> Vec<u8> {
     let (mut bytes, mut values) = (Vec::new(), vec![0.0; dtype.block_elems()]);
     for _ in 0..count / dtype.block_elems() {
         // A random scale is small enough often; one that never is would leave the block at zero.

@@ -30,7 +30,9 @@ macro_rules! files {
 files!(
     "portable.cuh",
     "weights.cuh",
+    "coded.cuh",
     "mma.cuh",
+    "coded_mma.cuh",
     "step.cuh",
     "kda.cuh",
     "rows.cu",
@@ -113,6 +115,12 @@ units! {
     MXFP4 = "mxfp4", "format.cu", Some("-DWEIGHT=5");
     /// Products with Q8_0 weights.
     Q8_0 = "q8_0", "format.cu", Some("-DWEIGHT=6");
+    /// Products with codes of up to 4 bits (coded.cuh).
+    CODE4 = "code4", "format.cu", Some("-DWEIGHT=7");
+    /// Products with codes of 4 bits through a table.
+    LUT4 = "lut4", "format.cu", Some("-DWEIGHT=8");
+    /// Products with codes of 5 and 6 bits.
+    CODE8 = "code8", "format.cu", Some("-DWEIGHT=9");
 }
 
 /// Architectures that a release compiles every unit for.

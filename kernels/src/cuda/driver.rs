@@ -263,10 +263,16 @@ impl Kernels {
         Self { device, compiler, loaded: Mutex::default() }
     }
 
-    /// Loads what every model needs; compiles on several threads where it must.
+    /// Loads what every model needs.
     pub(super) fn load_common(&self) -> Result<(), String> {
+        self.load_all(&COMMON)
+    }
+
+    /// Loads the units that are not loaded yet; compiles on several threads where it must.
+    pub(super) fn load_all(&self, units: &[Unit]) -> Result<(), String> {
+        let missing: Vec<Unit> = units.iter().copied().filter(|unit| !self.loaded.lock().contains_key(unit.name)).collect();
         let codes: Vec<_> = std::thread::scope(|s| {
-            let jobs: Vec<_> = COMMON.iter().map(|unit| (unit, s.spawn(|| self.compiler.code(*unit)))).collect();
+            let jobs: Vec<_> = missing.iter().map(|unit| (unit, s.spawn(|| self.compiler.code(*unit)))).collect();
             jobs.into_iter().map(|(unit, job)| (*unit, job.join())).collect()
         });
         for (unit, code) in codes {

@@ -6,7 +6,7 @@
 //! | `driver` | the driver API behind handles that free themselves |
 //! | [`compile`] | sources → machine code: prebuilt pack, cache on disk, NVRTC |
 //! | `memory`, `batch`, `state` | buffers and scratch; a step on the device; sequence state |
-//! | `pack`, `weight` | stored matrices in the layout that kernels read |
+//! | `pack`, `coded`, `weight` | stored matrices in the layout that kernels read |
 //! | `backend`, `ops`, `mixers` | the trait; products, experts and hyper-connections; KDA, MLA, indexer |
 //! | `timing` | the device's own time, of single calls and of recorded ones |
 //! | `sample` | sampling: greedy and judged rows on the device, others on the host |
@@ -18,6 +18,8 @@
 pub mod compile;
 pub mod probe;
 pub mod selftest;
+
+pub(crate) mod coded;
 
 mod backend;
 mod batch;

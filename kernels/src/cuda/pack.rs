@@ -5,9 +5,12 @@
 use std::fmt;
 
 use parking_lot::Mutex;
-use tandem_quant::{DType, MatrixSource, Scales};
+use tandem_quant::{DType, MatrixSource, Scales, coded::Coding};
 
-use super::compile::{self, Unit};
+use super::{
+    coded,
+    compile::{self, Unit},
+};
 
 /// Rows are padded to a multiple of this many elements: what a warp takes at once.
 pub(super) const PAD: usize = 128;
@@ -24,6 +27,9 @@ pub(super) enum Kind {
     Nvfp4 = 4,
     Mxfp4 = 5,
     Q8_0 = 6,
+    Code4 = 7,
+    Lut4 = 8,
+    Code8 = 9,
 }
 
 impl Kind {
@@ -37,6 +43,9 @@ impl Kind {
             Self::Nvfp4 => compile::NVFP4,
             Self::Mxfp4 => compile::MXFP4,
             Self::Q8_0 => compile::Q8_0,
+            Self::Code4 => compile::CODE4,
+            Self::Lut4 => compile::LUT4,
+            Self::Code8 => compile::CODE8,
         }
     }
 
@@ -49,7 +58,8 @@ impl Kind {
     pub(super) fn step(self) -> (usize, usize) {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => (64, 2),
-            Self::E4m3 => (64, 4),
+            Self::E4m3 | Self::Code8 => (64, 4),
+            Self::Code4 | Self::Lut4 => (128, 4),
             Self::Nvfp4 | Self::Mxfp4 => (128, 8),
             Self::Q8_0 => (32, 8),
         }
@@ -60,7 +70,7 @@ impl Kind {
         match self {
             Self::F32 | Self::F16 => None,
             Self::Bf16 => Some(32),
-            Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 => Some(16),
+            Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 | Self::Code8 => Some(16),
             Self::Q8_0 => Some(8),
         }
     }
@@ -69,8 +79,8 @@ impl Kind {
         match self {
             Self::F32 => 32,
             Self::F16 | Self::Bf16 => 16,
-            Self::E4m3 | Self::Q8_0 => 8,
-            Self::Nvfp4 | Self::Mxfp4 => 4,
+            Self::E4m3 | Self::Q8_0 | Self::Code8 => 8,
+            Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 => 4,
         }
     }
 }
@@ -93,6 +103,8 @@ pub(super) struct Layout {
     pub(super) bshift: u32,
     pub(super) row_off: usize,
     pub(super) col_off: usize,
+    /// Of codes: how elements are made of them.
+    pub(super) coding: Option<Coding>,
 }
 
 impl Layout {
@@ -101,9 +113,15 @@ impl Layout {
     /// # Errors
     /// Scales that are not there.
     pub(super) fn of(m: &MatrixSource) -> Result<Self, String> {
-        let plain = Self { kind: Kind::F32, rows: m.rows(), cols: m.cols(), global: 1.0, brows: 1, bshift: 31, row_off: 0, col_off: 0 };
+        let (rows, cols) = (m.rows(), m.cols());
+        let plain = Self { kind: Kind::F32, rows, cols, global: 1.0, brows: 1, bshift: 31, row_off: 0, col_off: 0, coding: None };
         let scales = m.scales().map(|s| s.0);
         let kind = |kind| Ok(Self { kind, ..plain });
+        if scales.is_none()
+            && let Some((kind, coding)) = coded::of_dtype(m.dtype())
+        {
+            return Ok(Self { kind, global: coding.factor, coding: Some(coding), ..plain });
+        }
         match (m.dtype(), scales) {
             (DType::F32, None) => kind(Kind::F32),
             (DType::F16, None) => kind(Kind::F16),
@@ -134,7 +152,7 @@ impl Layout {
 
     /// The layout of the matrix turned into f32.
     pub(super) fn widened(self) -> Self {
-        Self { kind: Kind::F32, global: 1.0, brows: 1, bshift: 31, row_off: 0, col_off: 0, ..self }
+        Self { kind: Kind::F32, global: 1.0, brows: 1, bshift: 31, row_off: 0, col_off: 0, coding: None, ..self }
     }
 
     /// Bytes from one row of elements to the next.
@@ -151,6 +169,7 @@ impl Layout {
             Kind::Nvfp4 => padded / 16,
             Kind::Mxfp4 => padded / 32,
             Kind::Q8_0 => padded / 32 * 2,
+            Kind::Code4 | Kind::Lut4 | Kind::Code8 => self.coding.map_or(0, |c| coded::scale_row(c.scales, padded)),
         }
     }
 
@@ -209,6 +228,10 @@ pub(super) fn pack(m: &MatrixSource, layout: &Layout, q: &mut [u8], s: &mut [u8]
             m.dequantize_row(r, &mut values);
             to.as_chunks_mut::<4>().0.iter_mut().zip(&values).for_each(|(t, v)| *t = v.to_le_bytes());
         }
+        return true;
+    }
+    if let Some(coding) = &layout.coding {
+        coded::pack(m, layout.kind, coding, (q, q_row), (s, s_row));
         return true;
     }
     for (r, to) in q.chunks_exact_mut(q_row).enumerate() {
@@ -348,7 +371,5 @@ mod tests {
         let (mut q, mut s) = (vec![0; layout.q_row()], vec![0; layout.s_row()]);
         pack(&m, &layout, &mut q, &mut s);
         assert_eq!((q[31], q[32], q.len(), s[..2].to_vec(), s.len()), (31, 0, 128, vec![0, 0x3c], 8));
-        let k = MatrixSource::new("w", DType::Q4K, 1, 256, SharedBytes::from_vec(vec![0; 144])).expect("sizes");
-        assert_eq!(Layout::of(&k).expect("as f32").kind, Kind::F32);
     }
 }

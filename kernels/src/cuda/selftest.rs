@@ -5,21 +5,70 @@ use std::ops::Range;
 use half::f16;
 use tandem_quant::{DType, MatrixSource, Scales, SharedBytes};
 
-use super::CudaBackend;
+use super::{CudaBackend, compile};
 use crate::{
     Backend, BackendError, ExpertSource,
-    conformance::{self, noise::Noise, rig, rows},
+    conformance::{self, coded, noise::Noise, rig, rows},
 };
 
 /// Seeds of the cases at a start: one row and nine.
 const SEEDS: [Range<u64>; 2] = [0..1, 8..9];
 
 /// Stored types that kernels read.
-pub const TYPES: [&str; 12] =
-    ["f32", "f16", "bf16", "e4m3", "e4m3-row", "e4m3-block", "e4m3-window", "nvfp4", "mxfp4", "q8_0", "gguf-nvfp4", "gguf-mxfp4"];
+pub const TYPES: [&str; 30] = [
+    "f32",
+    "f16",
+    "bf16",
+    "e4m3",
+    "e4m3-row",
+    "e4m3-block",
+    "e4m3-window",
+    "nvfp4",
+    "mxfp4",
+    "q8_0",
+    "gguf-nvfp4",
+    "gguf-mxfp4",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ3_XXS",
+    "IQ1_S",
+    "IQ4_NL",
+    "IQ3_S",
+    "IQ2_S",
+    "IQ4_XS",
+    "IQ1_M",
+];
+
+/// Those that a start runs: one of each kernel, at least.
+const AT_START: [&str; 15] = [
+    "f32",
+    "f16",
+    "bf16",
+    "e4m3",
+    "e4m3-row",
+    "e4m3-block",
+    "e4m3-window",
+    "nvfp4",
+    "mxfp4",
+    "q8_0",
+    "gguf-nvfp4",
+    "gguf-mxfp4",
+    "Q4_K",
+    "IQ3_S",
+    "Q6_K",
+];
 
 impl CudaBackend {
-    /// Runs every op and every loaded stored type on small random cases against the reference in f64.
+    /// Runs every op and every kind of stored type on small random cases against the reference in f64.
     ///
     /// # Errors
     /// The first case in which the device differs by more than the op's tolerance: it must not serve.
@@ -29,7 +78,8 @@ impl CudaBackend {
         for seeds in SEEDS {
             conformance::run_all(self, seeds).map_err(|f| differs(f.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
         }
-        for kind in TYPES {
+        self.kernels.load_all(compile::UNITS).map_err(|e| self.failed("self-test", e))?;
+        for kind in AT_START {
             stored_type(self, kind, 1, 9).map_err(|e| differs(format!("{kind} weights: {e}")))?;
         }
         tracing::info!(seconds = began.elapsed().as_secs_f64(), "self-test passed");
@@ -43,15 +93,18 @@ impl CudaBackend {
 /// What disagreed.
 pub fn stored_type<B: Backend>(b: &B, kind: &str, seed: u64, rows: usize) -> Result<(), String> {
     let mut n = Noise::new(seed);
+    let block = codes(kind).map_or(1, DType::block_elems);
     for (out, cols) in [(37, 256), (40, 448), (16, 2048)] {
+        let cols = usize::next_multiple_of(cols, block);
         let parts = vec![matrix(&mut n, kind, out, cols)?, matrix(&mut n, kind, 64, cols)?];
         rig::judge(b, &rows::Linear::of(&mut n, rows, parts))?;
     }
+    let (width, hidden) = (usize::next_multiple_of(192, block), usize::next_multiple_of(320, block));
     let mut expert = || {
         Ok::<_, String>(ExpertSource {
-            gate: matrix(&mut n, kind, 192, 320)?,
-            up: matrix(&mut n, kind, 192, 320)?,
-            down: matrix(&mut n, kind, 320, 192)?,
+            gate: matrix(&mut n, kind, width, hidden)?,
+            up: matrix(&mut n, kind, width, hidden)?,
+            down: matrix(&mut n, kind, hidden, width)?,
         })
     };
     let experts = (0..5).map(|_| expert()).collect::<Result<Vec<_>, _>>()?;
@@ -59,12 +112,18 @@ pub fn stored_type<B: Backend>(b: &B, kind: &str, seed: u64, rows: usize) -> Res
     rig::judge(b, &rows::Experts::of(&mut n, rows, experts, 3))
 }
 
+/// The type of codes of a name.
+fn codes(kind: &str) -> Option<DType> {
+    DType::ALL.iter().copied().find(|dtype| dtype.name() == kind && tandem_quant::coded::coding(*dtype).is_some())
+}
+
 /// A random matrix of a stored type, a window of a larger one.
 ///
 /// # Errors
 /// An unknown type.
 pub fn matrix(n: &mut Noise, kind: &str, rows: usize, cols: usize) -> Result<MatrixSource, String> {
-    let (above, left) = (4, 64);
+    let coded_type = codes(kind);
+    let (above, left) = (4, coded_type.map_or(64, |dtype| dtype.block_elems().max(64)));
     let (all_rows, all_cols) = (rows + above, cols + left);
     let spread = 1.0 / (cols as f32).sqrt();
     let codes = |n: &mut Noise, len: usize, most: usize| (0..len).map(|_| n.between(0, most) as u8).collect::<Vec<u8>>();
@@ -117,7 +176,10 @@ pub fn matrix(n: &mut Noise, kind: &str, rows: usize, cols: usize) -> Result<Mat
             let block = |n: &mut Noise| [vec![n.between(110, 130) as u8], codes(n, 16, 255)].concat();
             new(DType::Mxfp4, (0..elems / 32).flat_map(|_| block(n)).collect())
         }
-        other => return Err(format!("no stored type {other}")),
+        other => match coded_type {
+            Some(dtype) => new(dtype, coded::elements(n, dtype, elems, 4.0 * spread)),
+            None => return Err(format!("no stored type {other}")),
+        },
     };
     let window = made.and_then(|m| m.row_window(above..above + rows)).and_then(|m| m.col_window(left..left + cols));
     window.map_err(|e| e.to_string())

@@ -3,7 +3,7 @@
 use tandem_quant::MatrixSource;
 
 use super::{
-    CudaBackend,
+    CudaBackend, coded,
     driver::{Grid, Memory, launch},
     memory::bytes_of,
     pack::{Kind, Layout, pack},
@@ -31,8 +31,9 @@ pub(super) struct Matrix {
     pub(super) kind: i32,
     pub(super) factor_rows: i32,
     pub(super) factor_each: i32,
-    pub(super) unused: i32,
-    pub(super) unused2: i32,
+    pub(super) form: i32,
+    pub(super) table: [u32; 8],
+    pub(super) zero: i32,
 }
 
 impl Matrix {
@@ -253,6 +254,7 @@ impl CudaBackend {
             memory.push(f);
         }
         self.device.sync().map_err(|e| refused(experts[0][0], e))?;
+        let (zero, table) = layout.coding.as_ref().map(coded::levels).unwrap_or_default();
         let matrix = Matrix {
             q: memory[0].at(),
             s: if s_each > 0 { memory[1].at() } else { 0 },
@@ -271,8 +273,9 @@ impl CudaBackend {
             kind: layout.kind as i32,
             factor_rows: (layout.rows / members) as i32,
             factor_each: members as i32,
-            unused: 0,
-            unused2: 0,
+            form: layout.coding.as_ref().map_or(0, coded::form),
+            table,
+            zero,
         };
         Ok(Part { matrix, kind: layout.kind, rows: layout.rows, cols: layout.cols, out0: 0, mma, _memory: memory })
     }

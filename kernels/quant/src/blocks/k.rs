@@ -3,24 +3,13 @@
 //! Each function goes run by run through elements whose codes lie in one field of consecutive bytes, so that the compiler can take many
 //! at a time.
 
-use super::half_at;
+use super::{
+    half_at,
+    sink::{RUN, Sink},
+};
 
-/// Elements of a run that shares its scale in Q2_K, Q3_K and Q6_K.
-const RUN: usize = 16;
-
-/// `out = scale · code − minimum`.
-fn affine(codes: impl Fn(usize) -> u8, scale: f32, minimum: f32, out: &mut [f32]) {
-    for (l, o) in out.iter_mut().enumerate() {
-        *o = scale * f32::from(codes(l)) - minimum;
-    }
-}
-
-/// `out = scale · (code − offset)`.
-fn centred(codes: impl Fn(usize) -> i16, scale: f32, out: &mut [f32]) {
-    for (l, o) in out.iter_mut().enumerate() {
-        *o = scale * f32::from(codes(l));
-    }
-}
+/// Runs of a block.
+const RUNS: usize = 16;
 
 /// The 16 bytes of 2-bit fields that hold run `k` of 16 elements, and the field: 32 bytes hold 128 elements, field j of each byte the j-th
 /// 32 of them.
@@ -30,26 +19,25 @@ fn two_bits(bytes: &[u8], k: usize) -> (&[u8], usize) {
 }
 
 /// Q2_K: 16 bytes of (scale low nibble, minimum high nibble), 64 bytes of 2-bit codes, f16 d, f16 dmin; y = d·s·q − dmin·m.
-pub fn q2_k(block: &[u8], out: &mut [f32]) {
+pub(crate) fn q2_k(block: &[u8], sink: &mut impl Sink) {
     let (d, dmin) = (half_at(block, 80), half_at(block, 82));
-    for (k, run) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+    for k in 0..RUNS {
         let (codes, shift) = two_bits(&block[16..80], k);
-        let (s, m) = (d * f32::from(block[k] & 15), dmin * f32::from(block[k] >> 4));
-        affine(|l| codes[l] >> shift & 3, s, m, run);
+        sink.affine(k, (d, block[k] & 15), (dmin, block[k] >> 4), |l| codes[l] >> shift & 3);
     }
 }
 
 /// Q3_K: 32 bytes of high bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, f16 d; y = d·(s − 32)·(q − 4·!h).
-pub fn q3_k(block: &[u8], out: &mut [f32]) {
+pub(crate) fn q3_k(block: &[u8], sink: &mut impl Sink) {
     let d = half_at(block, 108);
     let packed = &block[96..108];
-    for (k, run) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+    for k in 0..RUNS {
         let low = if k < 8 { packed[k] & 15 } else { packed[k - 8] >> 4 };
         let high = packed[8 + k % 4] >> (2 * (k / 4)) & 3;
-        let scale = d * f32::from(i16::from(low | high << 4) - 32);
+        let scale = (low | high << 4).cast_signed() - 32;
         let (codes, shift) = two_bits(&block[32..96], k);
         let (keep, bit) = (&block[k % 2 * RUN..][..RUN], k / 2);
-        centred(|l| i16::from((codes[l] >> shift & 3) | (keep[l] >> bit & 1) << 2) - 4, scale, run);
+        sink.centred(k, (d, scale), 4, |l| (codes[l] >> shift & 3) | (keep[l] >> bit & 1) << 2);
     }
 }
 
@@ -62,38 +50,39 @@ pub fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// Scale and minimum of group `j` of 32 elements, and its nibbles: each 32 bytes hold two groups, the low nibbles, then the high ones.
-fn group<'a>(block: &'a [u8], nibbles: &'a [u8], j: usize) -> (f32, f32, &'a [u8], usize) {
+/// Gives Q4_K's and Q5_K's runs to a sink: 8 groups of two, each with a scale and a minimum; each 32 bytes of nibbles hold two groups, the low
+/// nibbles, then the high ones. `fifth(j, l)`: the bit above nibble l of group j's 32.
+#[inline(always)]
+fn groups(block: &[u8], nibbles: &[u8], fifth: impl Fn(usize, usize) -> u8, sink: &mut impl Sink) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
-    let (s, m) = scale_min(&block[4..16], j);
-    (d * f32::from(s), dmin * f32::from(m), &nibbles[j / 2 * 32..][..32], 4 * (j % 2))
+    for j in 0..8 {
+        let (s, m) = scale_min(&block[4..16], j);
+        let (bytes, shift) = (&nibbles[j / 2 * 32..][..32], 4 * (j % 2));
+        for half in 0..2 {
+            let bytes = &bytes[half * RUN..][..RUN];
+            sink.affine(2 * j + half, (d, s), (dmin, m), |l| (bytes[l] >> shift & 15) | fifth(j, half * RUN + l) << 4);
+        }
+    }
 }
 
 /// Q4_K: f16 d, f16 dmin, 12 bytes of scales, 128 bytes of nibbles; y = d·s·q − dmin·m.
-pub fn q4_k(block: &[u8], out: &mut [f32]) {
-    for (j, run) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (s, m, nibbles, shift) = group(block, &block[16..144], j);
-        affine(|l| nibbles[l] >> shift & 15, s, m, run);
-    }
+pub(crate) fn q4_k(block: &[u8], sink: &mut impl Sink) {
+    groups(block, &block[16..144], |_, _| 0, sink);
 }
 
 /// Q5_K: as Q4_K with 32 bytes of fifth bits (bit j of byte l for element l of group j) before the nibbles.
-pub fn q5_k(block: &[u8], out: &mut [f32]) {
-    let fifths = &block[16..48];
-    for (j, run) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (s, m, nibbles, shift) = group(block, &block[48..176], j);
-        affine(|l| (nibbles[l] >> shift & 15) | (fifths[l] >> j & 1) << 4, s, m, run);
-    }
+pub(crate) fn q5_k(block: &[u8], sink: &mut impl Sink) {
+    let fifths: &[u8; 32] = block[16..48].as_array().unwrap_or(&[0; 32]);
+    groups(block, &block[48..176], |j, l| fifths[l] >> j & 1, sink);
 }
 
 /// Q6_K: 128 bytes of low nibbles, 64 bytes of high bits, 16 i8 scales, f16 d; y = d·s·(q − 32).
-pub fn q6_k(block: &[u8], out: &mut [f32]) {
+pub(crate) fn q6_k(block: &[u8], sink: &mut impl Sink) {
     let d = half_at(block, 208);
-    for (k, run) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+    for k in 0..RUNS {
         let (half, rest) = (k / 8, k % 8);
         let (low, nibble) = (&block[half * 64 + rest % 4 * RUN..][..RUN], 4 * (rest / 4));
         let (high, shift) = two_bits(&block[128..192], k);
-        let scale = d * f32::from(block[192 + k].cast_signed());
-        centred(|l| i16::from((low[l] >> nibble & 15) | (high[l] >> shift & 3) << 4) - 32, scale, run);
+        sink.centred(k, (d, block[192 + k].cast_signed()), 32, |l| (low[l] >> nibble & 15) | (high[l] >> shift & 3) << 4);
     }
 }

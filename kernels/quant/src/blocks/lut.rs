@@ -1,6 +1,6 @@
 //! 4-bit codes through a table of sixteen values.
 
-use super::{half_at, u16_at};
+use super::{half_at, sink::Sink, u16_at};
 use crate::float8::{e2m1, e8m0_half, ue4m3_half};
 
 /// The value table of IQ4_NL and IQ4_XS.
@@ -26,18 +26,24 @@ fn halves(bytes: &[u8], scale: f32, table: &[f32; 16], out: &mut [f32]) {
 }
 
 /// IQ4_NL: f16 d, 16 bytes; 32 elements; y = d·table\[q\].
-pub fn iq4_nl(block: &[u8], out: &mut [f32]) {
-    halves(&block[2..18], half_at(block, 0), &IQ4, out);
+pub(crate) fn iq4_nl(block: &[u8], sink: &mut impl Sink) {
+    iq4_pair(0, (half_at(block, 0), 1), &block[2..18], sink);
+}
+
+/// Runs `k` and `k + 1`: low nibbles, then high ones.
+#[inline(always)]
+fn iq4_pair(k: usize, d: (f32, i8), bytes: &[u8], sink: &mut impl Sink) {
+    sink.looked_up(k, d, |l| bytes[l] & 15);
+    sink.looked_up(k + 1, d, |l| bytes[l] >> 4);
 }
 
 /// IQ4_XS: f16 d, u16 high scale bits, 4 bytes of low scale nibbles, 128 bytes; 256 elements; y = d·(s − 32)·table\[q\].
-pub fn iq4_xs(block: &[u8], out: &mut [f32]) {
+pub(crate) fn iq4_xs(block: &[u8], sink: &mut impl Sink) {
     let (d, high) = (half_at(block, 0), u16_at(block, 2));
-    for (group, run) in out.chunks_exact_mut(32).enumerate() {
-        let low = i32::from(block[4 + group / 2] >> (4 * (group % 2)) & 15);
-        let scale = low | i32::from(high >> (2 * group) & 3) << 4;
-        let bytes = &block[8 + group * 16..24 + group * 16];
-        halves(bytes, d * (scale - 32) as f32, &IQ4, run);
+    for group in 0..8 {
+        let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+        let scale = (low | ((high >> (2 * group) & 3) as u8) << 4).cast_signed() - 32;
+        iq4_pair(2 * group, (d, scale), &block[8 + group * 16..24 + group * 16], sink);
     }
 }
 
