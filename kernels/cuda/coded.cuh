@@ -5,11 +5,11 @@
 //
 // | type | bits of a code | level |
 // |---|---|---|
-// | CODE4 | 4 | code - m.zero |
+// | CODE4, CODE4_MIN | 4 | code - m.zero |
 // | LUT4 | 4 | m.table[code] |
-// | CODE8 | 8 | code - m.zero; codes below 128 |
+// | CODE8, CODE8_MIN | 8 | code - m.zero; codes below 128 |
 //
-// Elements lie in steps of 128 (64 of CODE8) columns, and in a step as the matrix units take them: lane q of a row's four holds columns
+// Elements lie in steps of 128 (64 of 8 bits) columns, and in a step as the matrix units take them: lane q of a row's four holds columns
 // 4q..4q+3 of each 16, so that every mma stays within 16 columns, which share a scale. Four-bit codes of a lane's columns of 32 are a word: CODE4 keeps
 // pairs 16 bits apart, of element 2p at bit 4p; LUT4 keeps element i at bit 4i.
 //
@@ -20,7 +20,7 @@
 // | RUN | scale + 128 per 16 | f16 d per 256 |
 // | RUN_MIN | scale and, above it, minimum of 4 bits per 16 | f16 d and dmin per 256 |
 // | PAIR_MIN | bytes of scale and minimum per 32 | f16 d and dmin per 256 |
-// | HALF | f16 d per 32 | nothing |
+// | HALF | f16 d per 32 | nothing that counts, as much as of RUN |
 // | HALF_MIN | f16 d per 32 | f16 minimum per 32 |
 #pragma once
 
@@ -51,17 +51,18 @@ DEVICE u32 word_of(const u32* words, u32 i) { return i & 2u ? (i & 1u ? words[3]
 // Elements [k, k + 8) of a row, k a multiple of 8, but for the row's `late` factor: those of two neighbouring lanes.
 template <int T>
 DEVICE void load8_coded(const Matrix& m, const Row& r, int k, float* w) {
-    const int STEP = T == T_CODE8 ? 64 : 128;
+    const bool WIDE = is_code8(T);
+    const int STEP = WIDE ? 64 : 128;
     int c = k % STEP;
-    const u8* at = r.q + (long long)(k / STEP) * 1024 + (c % 16 / 4) * 16 + (T == T_CODE8 ? c / 16 : c / 32) * 4;
+    const u8* at = r.q + (long long)(k / STEP) * 1024 + (c % 16 / 4) * 16 + (WIDE ? c / 16 : c / 32) * 4;
     float minimum, scale = coded_scale(m, r.s, k, &minimum);
     UNROLL for (int lane = 0; lane < 2; lane++) {
         u32 word = *(const u32*)(at + 16 * lane);
-        if (T != T_CODE8 && (c & 16)) word >>= T == T_CODE4 ? 8 : 16;
+        if (!WIDE && (c & 16)) word >>= T == T_LUT4 ? 16 : 8;
         UNROLL for (int i = 0; i < 4; i++) {
             float level;
-            if (T == T_CODE8) level = (float)((int)(word >> (8 * i) & 255u) - m.zero);
-            else if (T == T_CODE4) level = (float)((int)(word >> (16 * (i & 1) + 4 * (i >> 1)) & 15u) - m.zero);
+            if (WIDE) level = (float)((int)(word >> (8 * i) & 255u) - m.zero);
+            else if (T != T_LUT4) level = (float)((int)(word >> (16 * (i & 1) + 4 * (i >> 1)) & 15u) - m.zero);
             else {
                 u32 code = word >> (4 * i) & 15u, by = 8 * (code & 3u);
                 level = as_float((word_of(m.table, code >> 2) >> by & 255u) << 16 | (word_of(m.table + 4, code >> 2) >> by & 255u) << 24);

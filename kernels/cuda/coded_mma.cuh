@@ -1,5 +1,5 @@
 // Codes on the matrix units: levels are bf16 exactly; the sum of each 16 columns is multiplied by its scale in f32; minima are weights of their
-// own, as whole numbers (or f16 in two parts) that multiply the same activations. Neighbours: coded.cuh (how codes lie), mma.cuh (which includes
+// own, as whole numbers that multiply the same activations; those in f16 (HALF_MIN) are for the scalar kernel alone. Neighbours: coded.cuh (how codes lie), mma.cuh (which includes
 // this).
 #pragma once
 
@@ -24,38 +24,34 @@ DEVICE float byte_up(u32 word, int i) { return as_float(__byte_perm(word, 0x4b00
 
 template <int T>
 struct CodedFormat {
-    static const int STEP = T == T_CODE8 ? 64 : 128, EACH = STEP / 4, AHEAD = 3, GROUPS = STEP / 16;
+    static const int STEP = is_code8(T) ? 64 : 128, EACH = STEP / 4, AHEAD = 4, GROUPS = STEP / 16;
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
-    // Scales of the step, and what lies behind them: f16 d (and dmin), or a minimum per 32.
-    struct Raw { uint4 q; u32 s[GROUPS / 4]; u32 d[GROUPS / 4]; };
+    // Scales of the step, and d (and dmin) of its 256 columns.
+    struct Raw { uint4 q; u32 s[GROUPS / 4]; u32 d; };
     DEVICE Raw load(const Matrix& m, const u8* q, const u8* s, int k) {
         Raw v;
         v.q = load_stream16(q);
         k &= -STEP;
-        const u8* behind = s + behind_of(m.cols);
-        s += k >> 4;
-        UNROLL for (int i = 0; i < GROUPS / 4; i++) v.s[i] = v.d[i] = 0;
         if constexpr (GROUPS == 8) {
-            uint2 two = load_near8(s);
+            uint2 two = load_near8(s + (k >> 4));
             v.s[0] = two.x;
             v.s[1] = two.y;
         } else {
-            v.s[0] = load_near4(s);
+            v.s[0] = load_near4(s + (k >> 4));
         }
-        if (m.form == RUN) v.d[0] = load_2(behind + (k >> 8) * 2);
-        else if (m.form < HALF) v.d[0] = load_near4(behind + (k >> 8) * 4);
-        else if (m.form == HALF_MIN) UNROLL for (int i = 0; i < GROUPS / 4; i++) v.d[i] = load_near4(behind + (k >> 5) * 2 + 4 * i);
+        s += behind_of(m.cols);
+        v.d = has_mins(T) ? load_near4(s + (k >> 8) * 4) : load_2(s + (k >> 8) * 2);
         return v;
     }
     // The lane's four levels of group i, as two pairs.
     DEVICE void unpack(const Matrix& m, const Raw& v, int i, u32* out) {
         u32 words[4] = {v.q.x, v.q.y, v.q.z, v.q.w};
-        if constexpr (T == T_CODE8) {
+        if constexpr (is_code8(T)) {
             u32 zero = (0xc300u | (u32)m.zero) * 0x10001u; // -(128 + zero)
             out[0] = less(__byte_perm(words[i], 0x43434343u, 0x4140), zero);
             out[1] = less(__byte_perm(words[i], 0x43434343u, 0x4342), zero);
-        } else if constexpr (T == T_CODE4) {
+        } else if constexpr (T != T_LUT4) {
             u32 zero = (0xc300u | (u32)m.zero) * 0x10001u, word = words[i >> 1] >> (8 * (i & 1));
             out[0] = less((word & 0x000f000fu) | 0x43004300u, zero);
             out[1] = less((word >> 4 & 0x000f000fu) | 0x43004300u, zero);
@@ -75,36 +71,33 @@ template <>
 struct Format<T_LUT4> : CodedFormat<T_LUT4> {};
 template <>
 struct Format<T_CODE8> : CodedFormat<T_CODE8> {};
+template <>
+struct Format<T_CODE4_MIN> : CodedFormat<T_CODE4_MIN> {};
+template <>
+struct Format<T_CODE8_MIN> : CodedFormat<T_CODE8_MIN> {};
 
-// The scales of a step of one row.
+// The scales of a step of one row, and its whole minima as pairs of equal bf16.
 template <int GROUPS>
 struct Factors {
     float of[GROUPS];
-    u32 mins[GROUPS / 4]; // a byte per group
-    float minus;          // what they are multiplied by: -dmin
+    u32 mins[GROUPS / 4]; // a byte each
 };
-template <int GROUPS, class Raw>
+template <int T, int GROUPS, class Raw>
 DEVICE Factors<GROUPS> factors_of(int form, const Raw& v) {
     Factors<GROUPS> f;
-    f.minus = 0.0f;
-    UNROLL for (int i = 0; i < GROUPS / 4; i++) f.mins[i] = 0;
-    if (form >= HALF) {
-        UNROLL for (int i = 0; i < GROUPS; i++) f.of[i] = half_to_float((u16)(v.s[i >> 2] >> (i & 2 ? 16 : 0)));
-        return f;
-    }
-    float d = half_to_float((u16)v.d[0]), zero = form == RUN ? 8388736.0f : 8388608.0f;
-    if (form != RUN) f.minus = -half_to_float((u16)(v.d[0] >> 16));
+    float d = half_to_float((u16)v.d);
     UNROLL for (int w = 0; w < GROUPS / 4; w++) {
         u32 scales = v.s[w];
-        if (form == RUN_MIN) {
-            f.mins[w] = scales >> 4 & 0x0f0f0f0fu;
-            scales &= 0x0f0f0f0fu;
-        } else if (form == PAIR_MIN) {
-            f.mins[w] = __byte_perm(scales, 0, 0x3311);
-            scales = __byte_perm(scales, 0, 0x2200);
+        f.mins[w] = 0;
+        if (has_mins(T)) {
+            bool pairs = form == PAIR_MIN;
+            f.mins[w] = pairs ? __byte_perm(scales, 0, 0x3311) : scales >> 4 & 0x0f0f0f0fu;
+            scales = pairs ? __byte_perm(scales, 0, 0x2200) : scales & 0x0f0f0f0fu;
         }
-        UNROLL for (int i = 0; i < 4; i++) f.of[4 * w + i] = d * (byte_up(scales, i) - zero);
+        UNROLL for (int i = 0; i < 4; i++) f.of[4 * w + i] = d * (byte_up(scales, i) - (has_mins(T) ? 8388608.0f : 8388736.0f));
     }
+    if (!has_mins(T) && form == HALF)
+        UNROLL for (int i = 0; i < GROUPS; i++) f.of[i] = half_to_float((u16)(v.s[i >> 2] >> (i & 2 ? 16 : 0)));
     return f;
 }
 
@@ -114,45 +107,35 @@ template <int T, int NT, class Raw, class X>
 DEVICE void coded_product(const Matrix& m, const Raw& a, const Raw& b, X x, float (*acc)[4]) {
     typedef CodedFormat<T> F;
     const int G = F::GROUPS;
-    int form = m.form;
-    Factors<G> fa = factors_of<G>(form, a), fb = factors_of<G>(form, b);
+    Factors<G> fa = factors_of<T, G>(m.form, a), fb = factors_of<T, G>(m.form, b);
+    float min[NT][4] = {};
     UNROLL for (int i = 0; i < G; i++) {
-        u32 pa[2], pb[2], low[2] = {0, 0}, high[2] = {0, 0};
+        u32 pa[2], pb[2], ma = 0, mb = 0;
         F::unpack(m, a, i, pa);
         F::unpack(m, b, i, pb);
-        float minus_a = fa.minus, minus_b = fb.minus;
-        bool mins = form == RUN_MIN || form == PAIR_MIN;
-        if (mins) {
-            low[0] = less(__byte_perm(fa.mins[i >> 2], 0x43434343u, 0x4040 | (i & 3) * 0x101), 0xc300c300u);
-            low[1] = less(__byte_perm(fb.mins[i >> 2], 0x43434343u, 0x4040 | (i & 3) * 0x101), 0xc300c300u);
-        }
-        if (form == HALF_MIN) {
-            float ma = half_to_float((u16)(a.d[i >> 2] >> (i & 2 ? 16 : 0))), mb = half_to_float((u16)(b.d[i >> 2] >> (i & 2 ? 16 : 0)));
-            high[0] = __byte_perm(as_bits(ma), 0, 0x3232);
-            high[1] = __byte_perm(as_bits(mb), 0, 0x3232);
-            low[0] = __byte_perm(as_bits(ma - as_float(high[0] << 16)), 0, 0x3232);
-            low[1] = __byte_perm(as_bits(mb - as_float(high[1] << 16)), 0, 0x3232);
-            minus_a = minus_b = -1.0f;
+        if (has_mins(T)) {
+            ma = less(__byte_perm(fa.mins[i >> 2], 0x43434343u, 0x4040 | (i & 3) * 0x101), 0xc300c300u);
+            mb = less(__byte_perm(fb.mins[i >> 2], 0x43434343u, 0x4040 | (i & 3) * 0x101), 0xc300c300u);
         }
         UNROLL for (int j = 0; j < NT; j++) {
             uint2 px = x(j, i);
             float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            u32 frag[4] = {pa[0], pb[0], pa[1], pb[1]};
+            u32 frag[4] = {pa[0], pb[0], pa[1], pb[1]}, mins[4] = {ma, mb, ma, mb};
             mma(part, frag, px.x, px.y);
+            if (has_mins(T)) mma(min[j], mins, px.x, px.y);
             acc[j][0] = fma_of(fa.of[i], part[0], acc[j][0]);
             acc[j][1] = fma_of(fa.of[i], part[1], acc[j][1]);
             acc[j][2] = fma_of(fb.of[i], part[2], acc[j][2]);
             acc[j][3] = fma_of(fb.of[i], part[3], acc[j][3]);
-            if (mins || form == HALF_MIN) {
-                float min[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                u32 lows[4] = {low[0], low[1], low[0], low[1]}, highs[4] = {high[0], high[1], high[0], high[1]};
-                if (form == HALF_MIN) mma(min, highs, px.x, px.y);
-                mma(min, lows, px.x, px.y);
-                acc[j][0] = fma_of(minus_a, min[0], acc[j][0]);
-                acc[j][1] = fma_of(minus_a, min[1], acc[j][1]);
-                acc[j][2] = fma_of(minus_b, min[2], acc[j][2]);
-                acc[j][3] = fma_of(minus_b, min[3], acc[j][3]);
-            }
+        }
+    }
+    if (has_mins(T)) {
+        float da = -half_to_float((u16)(a.d >> 16)), db = -half_to_float((u16)(b.d >> 16));
+        UNROLL for (int j = 0; j < NT; j++) {
+            acc[j][0] = fma_of(da, min[j][0], acc[j][0]);
+            acc[j][1] = fma_of(da, min[j][1], acc[j][1]);
+            acc[j][2] = fma_of(db, min[j][2], acc[j][2]);
+            acc[j][3] = fma_of(db, min[j][3], acc[j][3]);
         }
     }
 }
@@ -160,7 +143,7 @@ DEVICE void coded_product(const Matrix& m, const Raw& a, const Raw& b, X x, floa
 // One step's products of any type, activations as `step_product` takes them.
 template <int T, int NT>
 DEVICE void step_of(const Matrix& m, const typename Format<T>::Raw& a, const typename Format<T>::Raw& b, const u8* const* x, int k, float (*acc)[4]) {
-    if constexpr (T >= T_CODE4) {
+    if constexpr (is_coded(T)) {
         int q = lane_id() & 3, from = k - q * Format<T>::EACH + 4 * q;
         coded_product<T, NT>(m, a, b, [&](int j, int i) { return *(const uint2*)(x[j] + 2ll * (from + 16 * i)); }, acc);
     } else {

@@ -239,7 +239,7 @@ DEVICE float late_of(const Matrix& m, int expert, int row) {
 // The weights of a warp's next steps, on their way: what step `first + n` needs comes to place n % AHEAD.
 template <int T, int NT>
 struct Coming {
-    static const int AHEAD = NT >= 8 ? 1 : NT > 1 && T >= T_CODE4 ? 2 : NT > 1 && Format<T>::AHEAD > 4 ? 4 : Format<T>::AHEAD; // as registers allow
+    static const int AHEAD = NT >= 8 ? 1 : NT > 1 && is_coded(T) ? 2 : NT > 1 && Format<T>::AHEAD > 4 ? 4 : Format<T>::AHEAD; // as registers allow
     typename Format<T>::Raw a[AHEAD], b[AHEAD];
 
     // Of rows `pa` (outputs 0-7 of the tile) and `pb` (8-15): the `u`-th step behind the one at pa.q and column k.

@@ -11,11 +11,16 @@
 // | NVFP4 | eight in a word as `spread` lays them out | an E4M3 byte per 16 |
 // | MXFP4 | the same | an E8M0 byte per 32 |
 // | Q8_0 | a signed byte each | an f16 per 32 |
-// | CODE4, LUT4, CODE8 | codes of 4 and 8 bits | coded.cuh |
+// | CODE4, LUT4, CODE8, CODE4_MIN, CODE8_MIN | codes of 4 and 8 bits | coded.cuh |
 #pragma once
 #include "portable.cuh"
 
-enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6, T_CODE4 = 7, T_LUT4 = 8, T_CODE8 = 9 };
+enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6, T_CODE4 = 7, T_LUT4 = 8, T_CODE8 = 9, T_CODE4_MIN = 10, T_CODE8_MIN = 11 };
+
+// Types of whole codes, those of 8 bits, and those with minima that the matrix units take (coded.cuh).
+DEVICE constexpr bool is_coded(int t) { return t >= T_CODE4; }
+DEVICE constexpr bool is_code8(int t) { return t == T_CODE8 || t == T_CODE8_MIN; }
+DEVICE constexpr bool has_mins(int t) { return t >= T_CODE4_MIN; }
 
 struct Matrix {
     const u8* q;      // elements
@@ -50,7 +55,7 @@ struct Row {
 // Elements of K that a warp takes of a row at once, those of one of its four lanes, and their bytes.
 template <int T>
 struct Span {
-    static const int STEP = T == T_BF16 || T == T_E4M3 || T == T_CODE8 ? 64 : T == T_Q8_0 ? 32 : 128;
+    static const int STEP = T == T_BF16 || T == T_E4M3 || is_code8(T) ? 64 : T == T_Q8_0 ? 32 : 128;
     static const int EACH = STEP / 4;
     static const int BYTES = T == T_BF16 ? 32 : T == T_Q8_0 ? 8 : 16;
     static const int PIECE = BYTES < 16 ? BYTES : 16;
@@ -186,7 +191,8 @@ DEVICE void load8_any(const Matrix& m, const Row& r, int k, float* w) {
         case T_NVFP4: load8_nvfp4(m, r, k, w); break;
         case T_MXFP4: load8_mxfp4(m, r, k, w); break;
         case T_Q8_0: load8_q8_0(m, r, k, w); break;
-        case T_CODE4: load8_coded<T_CODE4>(m, r, k, w); break;
+        case T_CODE4:
+        case T_CODE4_MIN: load8_coded<T_CODE4>(m, r, k, w); break;
         case T_LUT4: load8_coded<T_LUT4>(m, r, k, w); break;
         default: load8_coded<T_CODE8>(m, r, k, w); break;
     }

@@ -3,7 +3,7 @@
 //! One seed is one type, so that the suite's seeds go through all of them. Sizes are odd numbers of blocks, matrices are windows of larger
 //! ones. The tolerances are those of float weights: dequantisation is exact, so only the sums may differ.
 
-use half::bf16;
+use half::{bf16, f16};
 use tandem_quant::{DType, MatrixSource, Scales, SharedBytes, rocmfp::Levels};
 
 use super::{mhc::Mhc, mla, noise::Noise, rig, rows, sequences};
@@ -64,6 +64,7 @@ pub fn elements(n: &mut Noise, dtype: DType, count: usize, most: f32) -> Vec<u8>
                 _ => 0..0,
             };
             block[scales].iter_mut().for_each(|scale| *scale &= 0x1F);
+            fit_halves(n, dtype, &mut block, &mut values, most);
             dtype.dequantize(&block, &mut values);
             let largest = values.iter().fold(0.0f32, |m, v| if v.is_finite() { m.max(v.abs()) } else { f32::INFINITY });
             (largest <= most).then_some(block)
@@ -71,6 +72,36 @@ pub fn elements(n: &mut Noise, dtype: DType, count: usize, most: f32) -> Vec<u8>
         bytes.extend(tried.unwrap_or_else(|| vec![0; dtype.block_bytes()]));
     }
     bytes
+}
+
+/// Where a type's f16 scales lie in a block, as whole bytes.
+fn halves(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Q6K => &[208],
+        DType::Q4K | DType::Q5K | DType::Q4_1 | DType::Q5_1 => &[0, 2],
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Iq4Nl | DType::Iq4Xs | DType::Iq1S => &[0],
+        DType::Iq2Xxs | DType::Iq2Xs | DType::Iq2S | DType::Iq3Xxs | DType::Iq3S => &[0],
+        _ => &[],
+    }
+}
+
+/// Sets a block's f16 scales so that its largest value is near `most`; random ones rarely are.
+fn fit_halves(n: &mut Noise, dtype: DType, block: &mut [u8], values: &mut [f32], most: f32) {
+    let places = halves(dtype);
+    let signs: Vec<f32> = places.iter().map(|_| if n.coin() { 1.0 } else { -1.0 }).collect();
+    let set = |block: &mut [u8], size: f32| {
+        for (at, sign) in places.iter().zip(&signs) {
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(sign * size).to_le_bytes());
+        }
+    };
+    if !places.is_empty() {
+        set(block, 1.0);
+        dtype.dequantize(block, values);
+        let largest = values.iter().fold(1.0f32, |m, v| m.max(v.abs()));
+        set(block, most / largest * (0.25 + 0.7 * n.unit() as f32));
+    }
 }
 
 /// A matrix of a coding: a window of a larger one, entries of about in^−½.

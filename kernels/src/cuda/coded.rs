@@ -17,8 +17,11 @@ const SUPER: usize = 256;
 /// The kernels for a type of codes, and its coding.
 pub(super) fn of_dtype(dtype: DType) -> Option<(Kind, Coding)> {
     let coding = coding(dtype)?;
+    let mins = matches!(coding.scales, CodeScales::RunMin | CodeScales::PairMin);
     let kind = match coding.levels {
+        CodeLevels::Linear { bits: ..=4, .. } if mins => Kind::Code4Min,
         CodeLevels::Linear { bits: ..=4, .. } => Kind::Code4,
+        CodeLevels::Linear { .. } if mins => Kind::Code8Min,
         CodeLevels::Linear { .. } => Kind::Code8,
         CodeLevels::Table(_) => Kind::Lut4,
     };
@@ -58,9 +61,8 @@ pub(super) fn levels(c: &Coding) -> (i32, [u32; 8]) {
 /// Bytes of a row of scales: half a byte per column, then what the form needs; rows begin on 8 bytes.
 pub(super) fn scale_row(scales: CodeScales, padded: usize) -> usize {
     let behind = match scales {
-        CodeScales::Run => 2 * padded.div_ceil(SUPER),
+        CodeScales::Run | CodeScales::Half => 2 * padded.div_ceil(SUPER),
         CodeScales::RunMin | CodeScales::PairMin => 4 * padded.div_ceil(SUPER),
-        CodeScales::Half => 0,
         CodeScales::HalfMin => padded / 16,
     };
     (padded / 16 + behind).next_multiple_of(8)
@@ -68,7 +70,7 @@ pub(super) fn scale_row(scales: CodeScales, padded: usize) -> usize {
 
 /// Bytes of a row of codes and of its row of scales, of a type in its coding; rows of `padded` elements.
 pub(crate) fn row_bytes(dtype: DType, coding: Coding, padded: usize) -> (usize, usize) {
-    let codes = if of_dtype(dtype).is_some_and(|(kind, _)| kind == Kind::Code8) { padded } else { padded / 2 };
+    let codes = if of_dtype(dtype).is_some_and(|(kind, _)| matches!(kind, Kind::Code8 | Kind::Code8Min)) { padded } else { padded / 2 };
     (codes, scale_row(coding.scales, padded))
 }
 
@@ -82,12 +84,12 @@ const THREADS: usize = 16;
 pub(super) fn pack(m: &MatrixSource, kind: Kind, c: &Coding, (q, q_row): (&mut [u8], usize), (s, s_row): (&mut [u8], usize)) {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
     let rows = m.rows().div_ceil(threads).max(SHARE.div_ceil(m.cols().max(1)));
-    let parts = q.chunks_mut(rows * q_row).zip(s.chunks_mut(rows * s_row)).enumerate();
+    let parts = q.chunks_mut(rows * q_row).zip(s.chunks_mut(rows * s_row));
     if rows >= m.rows() {
-        parts.for_each(|(_, (q, s))| pack_rows(m, 0, kind, c, (q, q_row), (s, s_row)));
+        parts.for_each(|(q, s)| pack_rows(m, 0, kind, c, (q, q_row), (s, s_row)));
     } else {
         thread::scope(|scope| {
-            parts.for_each(|(i, (q, s))| {
+            parts.enumerate().for_each(|(i, (q, s))| {
                 scope.spawn(move || pack_rows(m, i * rows, kind, c, (q, q_row), (s, s_row)));
             });
         });
@@ -109,7 +111,9 @@ fn pack_rows(m: &MatrixSource, first: usize, kind: Kind, c: &Coding, (q, q_row):
             write_scales(c.scales, &codes, i, each, behind);
         }
         match kind {
-            Kind::Code8 => line.as_chunks::<64>().0.iter().zip(q.as_chunks_mut::<64>().0).for_each(|(from, to)| wide_step(from, to)),
+            Kind::Code8 | Kind::Code8Min => {
+                line.as_chunks::<64>().0.iter().zip(q.as_chunks_mut::<64>().0).for_each(|(from, to)| wide_step(from, to));
+            }
             Kind::Lut4 => narrow_steps(&line, q, natural),
             _ => narrow_steps(&line, q, spread),
         }

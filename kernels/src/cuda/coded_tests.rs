@@ -24,12 +24,12 @@ fn unpacked(layout: &Layout, q: &[u8], s: &[u8]) -> Vec<f32> {
             _ => (half(k / 32 * 2), half(behind + k / 32 * 2)),
         };
         let (lane, i) = (k % 16 / 4, k % 4);
-        let level = if layout.kind == Kind::Code8 {
+        let level = if matches!(layout.kind, Kind::Code8 | Kind::Code8Min) {
             f32::from(q[k / 64 * 64 + 16 * lane + k % 64 / 16 * 4 + i]) - zero as f32
         } else {
             let word = four(q, k / 128 * 64 + 16 * lane + k % 128 / 32 * 4);
             let second = k / 16 % 2;
-            if layout.kind == Kind::Code4 {
+            if layout.kind != Kind::Lut4 {
                 (word >> (8 * second + 16 * (i % 2) + 4 * (i / 2)) & 15) as f32 - zero as f32
             } else {
                 let code = (word >> (16 * second + 4 * i) & 15) as usize;
@@ -99,7 +99,7 @@ fn sizes_are_near_the_files() {
     };
     assert_eq!([DType::Q4K, DType::Q5K, DType::Q6K, DType::Q2K].map(bits), [4.625, 8.625, 8.5625, 4.625]);
     assert_eq!([DType::Iq2Xs, DType::Iq3S, DType::Iq4Xs, DType::Iq1M].map(bits), [4.5625; 4]);
-    assert_eq!([DType::Q4_0, DType::Q4_1, DType::Iq4Nl, DType::Q5_1].map(bits), [4.5, 5.0, 4.5, 9.0]);
+    assert_eq!([DType::Q4_0, DType::Q4_1, DType::Iq4Nl, DType::Q5_1].map(bits), [4.5625, 5.0, 4.5625, 9.0]);
 }
 
 #[test]

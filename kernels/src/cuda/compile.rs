@@ -121,6 +121,10 @@ units! {
     LUT4 = "lut4", "format.cu", Some("-DWEIGHT=8");
     /// Products with codes of 5 and 6 bits.
     CODE8 = "code8", "format.cu", Some("-DWEIGHT=9");
+    /// Products with codes of up to 4 bits and minima.
+    CODE4_MIN = "code4_min", "format.cu", Some("-DWEIGHT=10");
+    /// Products with codes of 5 bits and minima.
+    CODE8_MIN = "code8_min", "format.cu", Some("-DWEIGHT=11");
 }
 
 /// Architectures that a release compiles every unit for.

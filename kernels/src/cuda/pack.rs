@@ -5,7 +5,10 @@
 use std::fmt;
 
 use parking_lot::Mutex;
-use tandem_quant::{DType, MatrixSource, Scales, coded::Coding};
+use tandem_quant::{
+    DType, MatrixSource, Scales,
+    coded::{CodeScales, Coding},
+};
 
 use super::{
     coded,
@@ -30,6 +33,8 @@ pub(super) enum Kind {
     Code4 = 7,
     Lut4 = 8,
     Code8 = 9,
+    Code4Min = 10,
+    Code8Min = 11,
 }
 
 impl Kind {
@@ -46,6 +51,8 @@ impl Kind {
             Self::Code4 => compile::CODE4,
             Self::Lut4 => compile::LUT4,
             Self::Code8 => compile::CODE8,
+            Self::Code4Min => compile::CODE4_MIN,
+            Self::Code8Min => compile::CODE8_MIN,
         }
     }
 
@@ -58,8 +65,8 @@ impl Kind {
     pub(super) fn step(self) -> (usize, usize) {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => (64, 2),
-            Self::E4m3 | Self::Code8 => (64, 4),
-            Self::Code4 | Self::Lut4 => (128, 4),
+            Self::E4m3 | Self::Code8 | Self::Code8Min => (64, 4),
+            Self::Code4 | Self::Lut4 | Self::Code4Min => (128, 4),
             Self::Nvfp4 | Self::Mxfp4 => (128, 8),
             Self::Q8_0 => (32, 8),
         }
@@ -70,7 +77,7 @@ impl Kind {
         match self {
             Self::F32 | Self::F16 => None,
             Self::Bf16 => Some(32),
-            Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 | Self::Code8 => Some(16),
+            Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 | Self::Code8 | Self::Code4Min | Self::Code8Min => Some(16),
             Self::Q8_0 => Some(8),
         }
     }
@@ -79,8 +86,8 @@ impl Kind {
         match self {
             Self::F32 => 32,
             Self::F16 | Self::Bf16 => 16,
-            Self::E4m3 | Self::Q8_0 | Self::Code8 => 8,
-            Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 => 4,
+            Self::E4m3 | Self::Q8_0 | Self::Code8 | Self::Code8Min => 8,
+            Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 | Self::Code4Min => 4,
         }
     }
 }
@@ -169,7 +176,9 @@ impl Layout {
             Kind::Nvfp4 => padded / 16,
             Kind::Mxfp4 => padded / 32,
             Kind::Q8_0 => padded / 32 * 2,
-            Kind::Code4 | Kind::Lut4 | Kind::Code8 => self.coding.map_or(0, |c| coded::scale_row(c.scales, padded)),
+            Kind::Code4 | Kind::Lut4 | Kind::Code8 | Kind::Code4Min | Kind::Code8Min => {
+                self.coding.map_or(0, |c| coded::scale_row(c.scales, padded))
+            }
         }
     }
 
@@ -183,7 +192,7 @@ impl Layout {
         match self.kind {
             Kind::F32 | Kind::F16 => false,
             Kind::E4m3 => self.col_off.is_multiple_of(64) && self.bshift >= 6,
-            _ => true,
+            _ => self.coding.is_none_or(|c| c.scales != CodeScales::HalfMin),
         }
     }
 

@@ -49,7 +49,7 @@ pub const TYPES: [&str; 30] = [
 ];
 
 /// Those that a start runs: one of each kernel, at least.
-const AT_START: [&str; 15] = [
+const AT_START: [&str; 17] = [
     "f32",
     "f16",
     "bf16",
@@ -63,8 +63,10 @@ const AT_START: [&str; 15] = [
     "gguf-nvfp4",
     "gguf-mxfp4",
     "Q4_K",
+    "Q3_K",
     "IQ3_S",
     "Q6_K",
+    "Q5_K",
 ];
 
 impl CudaBackend {

@@ -158,20 +158,23 @@ fn codebooks(kind: &str, layers: &[u32]) -> Vec<u8> {
     out
 }
 
+/// A GGUF file with ROCmFP experts and the codebooks of some layers.
+fn rocmfp(root: &Path, p4: &[u32], gu: &[u32]) -> PathBuf {
+    gguf(root, 1, |s| {
+        for (tensor, id) in [("ffn_gate_exps", 106), ("ffn_up_exps", 106), ("ffn_down_exps", 105)] {
+            for layer in [2, 3] {
+                s.tensor(&format!("blk.{layer}.{tensor}.weight")).expect("there").ggml_type = id;
+            }
+        }
+        s.set("glm5next.p4mix.sidecar", Typed::U8s(codebooks("p4mix", p4)));
+        s.set("glm5-next.gumix.sidecar", Typed::U8s(codebooks("gumix", gu)));
+    })
+}
+
 #[test]
 fn rocmfp_passes_with_all_codebooks_and_not_with_one_missing() {
     let root = tempfile::tempdir().expect("writable");
-    let mixed = |p4: &[u32], gu: &[u32]| {
-        gguf(root.path(), 1, |s| {
-            for (tensor, id) in [("ffn_gate_exps", 106), ("ffn_up_exps", 106), ("ffn_down_exps", 105)] {
-                for layer in [2, 3] {
-                    s.tensor(&format!("blk.{layer}.{tensor}.weight")).expect("there").ggml_type = id;
-                }
-            }
-            s.set("glm5next.p4mix.sidecar", Typed::U8s(codebooks("p4mix", p4)));
-            s.set("glm5-next.gumix.sidecar", Typed::U8s(codebooks("gumix", gu)));
-        })
-    };
+    let mixed = |p4: &[u32], gu: &[u32]| rocmfp(root.path(), p4, gu);
     let verdict = look(&mixed(&[2, 3], &[2, 3]));
     assert_eq!(verdict.reason, None);
     let types = verdict.checkpoint.expect("read").types;
@@ -324,9 +327,10 @@ fn the_fields_of_a_verdict_keep_their_names() {
 #[test]
 fn a_device_without_kernels_is_a_refusal() {
     let root = tempfile::tempdir().expect("writable");
-    let path = gguf(root.path(), 1, |_| {});
-    let verdict = Verdict::of(&path, &DeviceKind::ALL, false);
-    let reason = verdict.reason.expect("no CUDA kernels yet");
+    let verdict = Verdict::of(&gguf(root.path(), 1, |_| {}), &DeviceKind::ALL, false);
+    assert_eq!(verdict.reason, None, "every device computes with Q4_K");
+    let verdict = Verdict::of(&rocmfp(root.path(), &[2, 3], &[2, 3]), &DeviceKind::ALL, false);
+    let reason = verdict.reason.expect("no CUDA kernels for ROCmFP");
     assert!(reason.contains("no cuda kernel for") && reason.contains("tensor "), "{reason}");
 }
 
@@ -389,7 +393,8 @@ fn the_exit_code_tells_whether_one_is_refused() {
     std::fs::write(path.with_file_name("other.gguf"), "GGUF").expect("writable");
     let failure = super::run(&args).expect_err("one is refused");
     assert_eq!((failure.code, failure.reason.as_str()), (tandem_runtime::exit::CONFIG, "1 of 2 checkpoints refused"));
-    args.paths = vec![path];
+    args.paths = vec![rocmfp(root.path(), &[2, 3], &[2, 3])];
+    assert_eq!(super::run(&args), Ok(()));
     args.device.push(crate::cli::values::Kind::Cuda);
     assert!(super::run(&args).is_err());
 }

@@ -286,11 +286,11 @@ fn flags_place_processes_and_wrong_ones_are_named() {
     let all = ["--device=cuda:0=2TiB", "--device=cpu=8GiB", "--attn=cuda:0", "--resident-layers=all"];
     assert_eq!(plan(&model, &all), None, "no expert worker is needed");
     let refusals: [(&[&str], u8, &[&str]); 10] = [
-        // 159 GiB of Q4_K experts, which no GPU kernel reads: f32 there, 32 bits for 4.5.
+        // 159 GiB of Q4_K experts, which take 148 bytes there for 144.
         (
-            &["--device=cuda:0=192GiB", "--device=cpu=8GiB", "--attn=cuda:0", "--resident-layers=all"],
+            &["--device=cuda:0=160GiB", "--device=cpu=8GiB", "--attn=cuda:0", "--resident-layers=all"],
             78,
-            &["cuda:0: needed 114", "GiB, got 191.0"],
+            &["cuda:0: needed 17", "GiB, got 159.0"],
         ),
         // 2 GiB of prefixes and 1 GiB of copies, in the GPU's host and in the CPU's own memory.
         (
