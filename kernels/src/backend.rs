@@ -388,6 +388,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Bank: Send + Sync;
     /// A step's description on the device.
     type Batch: Send;
+    /// Own memory that other processes of this machine may open ([`Backend::lend`]).
+    type Region: Send + Sync;
+    /// Such memory of another process.
+    type Window: Send + Sync;
 
     /// What this runs on.
     fn device(&self) -> &DeviceInfo;
@@ -427,6 +431,43 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// # Errors
     /// The first failed op since the last synchronisation.
     fn sync(&self) -> Result<(), BackendError>;
+
+    // ---- memory that two processes see ----------------------------------------------------------------------------------
+
+    /// Memory for `len` elements that other processes of this machine may read. Elements lie there as the precision says: f32 or bf16.
+    /// `None`: this backend has none to lend.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn lend(&self, len: usize) -> Result<Option<Self::Region>, BackendError>;
+    /// What another process opens a region with: opaque, and of no use on other machines.
+    fn handle(&self, region: &Self::Region) -> Vec<u8>;
+    /// Opens another process's region.
+    ///
+    /// # Errors
+    /// Why it cannot be seen from here.
+    fn open(&self, handle: &[u8]) -> Result<Self::Window, String>;
+    /// `region[at..] = x[from..from + len]`, rounded. It is there once the device is synchronised.
+    fn put(&self, len: usize, x: &Self::Buf, from: usize, region: &Self::Region, at: usize);
+    /// `out[to..to + len] = window[at..]`.
+    fn take(&self, len: usize, window: &Self::Window, at: usize, out: &mut Self::Buf, to: usize);
+    /// `out[to..to + len] += window[at..]`.
+    fn take_sum(&self, len: usize, window: &Self::Window, at: usize, out: &mut Self::Buf, to: usize);
+    /// Waits for what was enqueued, then copies `region[at..]` to the host.
+    ///
+    /// # Errors
+    /// The first failed op since the last synchronisation.
+    fn read_back(&self, region: &Self::Region, at: usize, out: &mut [f32]) -> Result<(), BackendError>;
+    /// Waits for what was enqueued; rows of `x` `[rows, width]` with a NaN or an infinity, ascending.
+    ///
+    /// # Errors
+    /// The first failed op since the last synchronisation.
+    fn non_finite(&self, rows: usize, width: usize, x: &Self::Buf) -> Result<Vec<u32>, BackendError> {
+        let mut host = vec![0.0; rows * width];
+        self.download(x, 0, &mut host)?;
+        let rows = host.chunks_exact(width.max(1)).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
+        Ok(rows.map(|(_, row)| row).collect())
+    }
     /// A matrix made of parts with equal `cols`, stacked along `out` (fused projections). Bytes may be shared, not copied.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use tandem_proto::hop::{Dispatch, ExpertEngine, ExpertListener, HopOptions, HostHop, ServerOptions};
+use tandem_proto::hop::{Dispatch, ExpertEngine, ExpertListener, HopOptions, HostHop, Partial, ServerOptions};
 use tandem_proto::link::LinkKind;
 use tandem_proto::payload::Precision;
 use tandem_proto::route_table::{Holder, Route, RouteTable, ShardDesc};
@@ -17,8 +17,8 @@ const SPIN: Duration = Duration::from_millis(1);
 struct Echo;
 
 impl ExpertEngine for Echo {
-    fn execute(&mut self, _: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Vec<f32>, String>> {
-        dispatches.iter().map(|dispatch| Ok(dispatch.x.to_vec())).collect()
+    fn execute(&mut self, _: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Partial, String>> {
+        dispatches.iter().map(|dispatch| Ok(dispatch.x.to_vec().into())).collect()
     }
 }
 
@@ -42,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         shards: vec![0],
         max_rows: 8192,
         spin: SPIN,
+        memory: None,
     };
     let server = listener.serve(options, Box::new(Echo))?;
     let holder = Holder {

@@ -77,13 +77,15 @@ pub enum Dtype {
     F32 = 1,
     /// bf16, 2 bytes, rounded to nearest even.
     Bf16 = 2,
+    /// The payload says where in shared memory the activations are.
+    Shared = 3,
 }
 
 impl Dtype {
     /// Bytes of an element.
     pub fn size(self) -> usize {
         match self {
-            Self::None => 0,
+            Self::None | Self::Shared => 0,
             Self::F32 => 4,
             Self::Bf16 => 2,
         }
@@ -95,11 +97,12 @@ impl Dtype {
             Self::None => "",
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Shared => "shared",
         }
     }
 
     fn from_wire(code: u8) -> Option<Self> {
-        [Self::None, Self::F32, Self::Bf16].get(usize::from(code)).copied()
+        [Self::None, Self::F32, Self::Bf16, Self::Shared].get(usize::from(code)).copied()
     }
 }
 
@@ -389,7 +392,7 @@ pub enum FrameError {
         got: u8,
     },
     /// Unknown element type.
-    #[error("frame dtype is {got}; needed 0 (none), 1 (f32) or 2 (bf16)")]
+    #[error("frame dtype is {got}; needed 0 (none), 1 (f32), 2 (bf16) or 3 (shared)")]
     Dtype {
         /// What was there.
         got: u8,

@@ -67,6 +67,14 @@ pub enum PayloadError {
         /// Bytes there.
         got: usize,
     },
+    /// A row outside of the submission.
+    #[error("combine payload names row {got} of {rows}")]
+    Row {
+        /// The row named.
+        got: u32,
+        /// Rows there are.
+        rows: usize,
+    },
     /// Wrong element type.
     #[error("{what} payload holds {got:?}; needed {needed:?}")]
     Dtype {
@@ -92,6 +100,8 @@ pub struct RowShape {
 
 /// Bytes before the partial in a `Combine`: two u64 of nanoseconds.
 pub const TIMINGS_LEN: usize = 16;
+/// Bytes before ids and weights in a `Dispatch` whose rows are in shared memory: the first row's place, a u64.
+pub const PLACE_LEN: usize = 8;
 
 impl RowShape {
     /// Bytes of a dispatch row: ids and weights (4 bytes each) and the activation.
@@ -155,13 +165,67 @@ impl RowShape {
     /// [`PayloadError::Length`], [`PayloadError::Dtype`].
     pub fn combine_timings(&self, dtype: Dtype, payload: &[u8], rows: usize) -> Result<ExpertTimings, PayloadError> {
         self.check("combine", dtype, payload, rows, TIMINGS_LEN + rows * self.combine_row())?;
-        let word = |i: usize| payload[i..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        Ok(ExpertTimings { queue: Duration::from_nanos(word(0)), compute: Duration::from_nanos(word(8)) })
+        Ok(timings_of(payload))
     }
 
     /// Reads the partial of a payload that [`RowShape::combine_timings`] accepted, rows × hidden.
     pub fn get_partial(&self, payload: &[u8], out: &mut [f32]) {
         self.get_rows(payload.get(TIMINGS_LEN..).unwrap_or_default(), out);
+    }
+
+    /// Bytes of a dispatch payload of `rows` rows that lie in shared memory.
+    pub fn shared_dispatch_len(&self, rows: usize) -> usize {
+        PLACE_LEN + 8 * rows * self.topk
+    }
+
+    /// Appends the payload of a dispatch whose activations are in shared memory from row `row` on.
+    pub fn put_shared_dispatch(&self, out: &mut BytesMut, row: u64, ids: &[i32], weights: &[f32]) {
+        out.reserve(PLACE_LEN + 4 * (ids.len() + weights.len()));
+        out.put_u64_le(row);
+        put_words(out, ids, |id| id.to_le_bytes());
+        put_words(out, weights, |w| w.to_le_bytes());
+    }
+
+    /// Reads such a payload of `rows` rows; returns the first row's place.
+    ///
+    /// # Errors
+    /// [`PayloadError::Length`].
+    pub fn get_shared_dispatch(&self, payload: &[u8], rows: usize, ids: &mut [i32], weights: &mut [f32]) -> Result<u64, PayloadError> {
+        let half = rows * self.topk * 4;
+        let needed = self.shared_dispatch_len(rows);
+        let place = payload.first_chunk::<PLACE_LEN>().filter(|_| payload.len() == needed);
+        let Some(place) = place else {
+            return Err(PayloadError::Length { what: "shared dispatch", rows, needed, got: payload.len() });
+        };
+        for (id, b) in ids.iter_mut().zip(payload[PLACE_LEN..PLACE_LEN + half].as_chunks::<4>().0) {
+            *id = i32::from_le_bytes(*b);
+        }
+        get_f32(&payload[PLACE_LEN + half..], weights);
+        Ok(u64::from_le_bytes(*place))
+    }
+
+    /// Appends the payload of a combine whose partial is in shared memory; `non_finite`: its rows with a NaN or an infinity.
+    pub fn put_shared_combine(&self, out: &mut BytesMut, timings: ExpertTimings, non_finite: &[u32]) {
+        out.reserve(TIMINGS_LEN + 4 * non_finite.len());
+        out.put_u64_le(nanos(timings.queue));
+        out.put_u64_le(nanos(timings.compute));
+        put_words(out, non_finite, |row| row.to_le_bytes());
+    }
+
+    /// Reads such a payload of `rows` rows.
+    ///
+    /// # Errors
+    /// [`PayloadError::Length`]; [`PayloadError::Row`] for a row that is not among them.
+    pub fn get_shared_combine(&self, payload: &[u8], rows: usize) -> Result<(ExpertTimings, Vec<u32>), PayloadError> {
+        let list = payload.len().checked_sub(TIMINGS_LEN).filter(|list| list % 4 == 0 && *list <= 4 * rows);
+        if list.is_none() {
+            return Err(PayloadError::Length { what: "shared combine", rows, needed: TIMINGS_LEN, got: payload.len() });
+        }
+        let bad: Vec<u32> = payload[TIMINGS_LEN..].as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        match bad.iter().find(|row| **row as usize >= rows) {
+            Some(row) => Err(PayloadError::Row { got: *row, rows }),
+            None => Ok((timings_of(payload), bad)),
+        }
     }
 
     fn check(&self, what: &'static str, dtype: Dtype, payload: &[u8], rows: usize, needed: usize) -> Result<(), PayloadError> {
@@ -200,6 +264,12 @@ pub struct ExpertTimings {
     pub queue: Duration,
     /// Inside the engine, for the whole joined batch.
     pub compute: Duration,
+}
+
+/// The timings that a combine begins with.
+fn timings_of(payload: &[u8]) -> ExpertTimings {
+    let word = |i: usize| payload[i..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+    ExpertTimings { queue: Duration::from_nanos(word(0)), compute: Duration::from_nanos(word(8)) }
 }
 
 /// Nearest bf16, ties to even; NaN stays a (quiet) NaN.
@@ -302,6 +372,24 @@ mod tests {
             let refused = shape.combine_timings(Dtype::Bf16, &vec![0; len], rows);
             prop_assert!(matches!(refused, Err(PayloadError::Length { what: "combine", .. })), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn shared_payloads_say_where_rows_are() {
+        let shape = shape(Precision::Bf16);
+        let mut payload = BytesMut::new();
+        shape.put_shared_dispatch(&mut payload, 7, &[1, -1, 3, 4], &[0.5, 0.0, 1.5, 2.0]);
+        assert_eq!(payload.len(), shape.shared_dispatch_len(2));
+        let (mut ids, mut weights) = ([0; 4], [0.0; 4]);
+        assert_eq!(shape.get_shared_dispatch(&payload, 2, &mut ids, &mut weights), Ok(7));
+        assert_eq!((ids, weights), ([1, -1, 3, 4], [0.5, 0.0, 1.5, 2.0]));
+        assert!(shape.get_shared_dispatch(&payload[..39], 2, &mut ids, &mut weights).is_err());
+        let timings = ExpertTimings { queue: Duration::from_nanos(7), compute: Duration::from_micros(9) };
+        let mut payload = BytesMut::new();
+        shape.put_shared_combine(&mut payload, timings, &[0, 2]);
+        assert_eq!(shape.get_shared_combine(&payload, 3), Ok((timings, vec![0, 2])));
+        assert_eq!(shape.get_shared_combine(&payload, 2), Err(PayloadError::Row { got: 2, rows: 2 }));
+        assert!(shape.get_shared_combine(&payload, 1).is_err() && shape.get_shared_combine(&payload[..15], 3).is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! | `tandem_hop_mixed_arithmetic_total` | counter | attention | submissions given to another arithmetic (`--allow-mixed-experts`) |
 //! | `tandem_hop_stale_answers_total` | counter | attention | answers that no open submission waits for |
 //! | `tandem_link_info{worker,link,reason}` | gauge | attention | 1 for the link that was chosen: `first` offered or `fallback` |
+//! | `tandem_link_shared{worker}` | gauge | attention | 1 where rows go through memory that both see |
 //! | `tandem_link_bytes_total{dir,link}` | counter | both | bytes `sent` and `received`, headers included |
 //! | `tandem_expert_duplicate_dispatches_total` | counter | expert | pieces that arrived again and were not computed again |
 
@@ -24,6 +25,7 @@ pub fn describe() {
     describe_counter!("tandem_hop_mixed_arithmetic_total", "Dispatches given to a worker of another arithmetic.");
     describe_counter!("tandem_hop_stale_answers_total", "Answers that no open dispatch waits for.");
     describe_gauge!("tandem_link_info", "Always 1; the link chosen for a worker and why are in the labels.");
+    describe_gauge!("tandem_link_shared", "1 where rows go to a worker through memory that both see.");
     describe_counter!("tandem_link_bytes_total", Unit::Bytes, "Bytes of expert traffic by direction.");
     describe_counter!("tandem_expert_duplicate_dispatches_total", "Dispatch pieces that arrived again.");
 }

@@ -103,6 +103,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         prefix_cache: limits.cache.options(),
         parking: limits.parking(),
         link: limits.link.into(),
+        shared_rows: limits.shared_rows.into(),
         spin: cores.spin,
         allow_mixed_experts: limits.allow_mixed_experts,
         admin: Some(args.join.admin),

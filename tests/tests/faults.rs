@@ -62,6 +62,16 @@ async fn one_of_three_ffn_slices_killed_over_grpc_costs_no_token() {
 }
 
 #[tokio::test]
+async fn deaths_of_workers_that_share_memory_cost_no_token() {
+    let cluster = tiny(&["--experts", "cpu,cpu", "--split", "ffn", "--shared-rows", "on"]);
+    for (role, signals) in [("tandem-experts", KILL), ("tandem-attn", KILL), ("tandem-experts", STOP)] {
+        disturbed(&cluster, role, 25, signals).await;
+    }
+    let stats = cluster.client().get("/v1/stats").await.text;
+    assert_eq!(stats.matches("tcp+memory").count(), 2, "both share memory again: {stats}");
+}
+
+#[tokio::test]
 async fn the_attention_worker_killed_in_mid_stream_costs_no_token() {
     let cluster = tiny(&[]);
     disturbed(&cluster, "tandem-attn", 40, KILL).await;

@@ -54,6 +54,12 @@ async fn three_workers_by_ffn_slice_over_grpc() {
 }
 
 #[tokio::test]
+async fn workers_that_share_memory_with_attention() {
+    tiny_tokens(&["--experts", "cpu,cpu", "--split", "ffn", "--shared-rows", "on"], true).await;
+    tiny_tokens(&["--experts", "cpu,cpu", "--split", "experts", "--shared-rows", "on", "--resident-layers", "3-5:0-3"], true).await;
+}
+
+#[tokio::test]
 async fn resident_layers_and_expert_ranges() {
     tiny_tokens(&["--resident-layers", "3-4,7", "--experts", "cpu"], true).await;
     tiny_tokens(&["--resident-layers", "3-5:0-7", "--experts", "cpu,cpu", "--split", "ffn"], true).await;

@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use tandem_kernels::{Precision, cpu::LatentType};
+use tandem_kernels::{DeviceKind, Precision, cpu::LatentType};
 use tandem_model::{Geometry, LoadFormat, narrow::Fp8Groups};
 use tandem_proto::link::LinkChoice;
+use tandem_worker_experts::memory::kind_of;
 
 use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions};
 
@@ -50,6 +51,8 @@ pub struct Config {
     pub parking: ParkingOptions,
     /// Transport to the expert workers.
     pub link: LinkChoice,
+    /// Share rows with expert workers of this machine through memory; `None` = on a GPU, where the copies through a link would count.
+    pub shared_rows: Option<bool>,
     /// How long a wait for partials spins before it parks.
     pub spin: Duration,
     /// Let a replica with other arithmetic take over a running sequence.
@@ -63,6 +66,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether rows are shared through memory.
+    pub fn shares_rows(&self) -> bool {
+        self.shared_rows.unwrap_or(kind_of(&self.device) == DeviceKind::Cuda)
+    }
+
     /// What latent rows are stored as.
     pub fn latents(&self) -> LatentType {
         self.kv_cache.unwrap_or(LatentType::of(self.precision))
@@ -90,6 +98,7 @@ impl Config {
             prefix_cache: Some(CacheOptions::default()),
             parking: ParkingOptions::default(),
             link: LinkChoice::Auto,
+            shared_rows: None,
             spin: Duration::from_micros(100),
             allow_mixed_experts: false,
             request_timeout: Duration::from_secs(30 * 60),

@@ -4,7 +4,7 @@
 
 use tandem_kernels::{DeviceKind, cpu::LatentType, scratch_bytes, state_bytes};
 use tandem_model::{Checkpoint, Geometry, Shard, budget::Needs};
-use tandem_worker_experts::memory::weigh;
+use tandem_worker_experts::{lending::region_bytes, memory::weigh};
 
 use crate::{
     buffers,
@@ -25,6 +25,12 @@ pub fn pools(g: &Geometry, limits: RunnerLimits, latents: LatentType, partials: 
     let experts = if partials > 0 { limits.max_rows.saturating_mul(g.topk * g.moe_intermediate) as u64 } else { 0 };
     let scratch = scratch_bytes(limits.max_rows, limits.max_seq_len, threads).saturating_add(experts.saturating_mul(4));
     Needs { kv: state.pages, state: state.slots, workspace: workspace.saturating_add(scratch), ..Needs::default() }
+}
+
+/// Memory that a worker on a kind of device lends to expert workers of its machine.
+pub fn lent(g: &Geometry, limits: RunnerLimits, kind: DeviceKind) -> u64 {
+    // On a CPU nothing is lent unless somebody asks.
+    if kind == DeviceKind::Cuda { region_bytes(g.hidden, limits.max_rows) } else { 0 }
 }
 
 /// The most host memory that remembered prefixes take: their budget, or as many points as pages can hold.
@@ -58,12 +64,15 @@ pub fn needs(
     host: u64,
 ) -> Needs {
     let local_bytes: u64 = local.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind))).sum();
-    let layers = checkpoint.geometry().layers as u32;
+    let g = checkpoint.geometry();
+    let layers = g.layers as u32;
     let partials = (0..layers).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
+    let pools = pools(g, limits, latents, partials, threads);
     Needs {
         weights: checkpoint.trunk_bytes_as(weigh(kind)).saturating_sub(checkpoint.narrowed_bytes()) + local_bytes,
         unpacked: checkpoint.unpacked_bytes() + checkpoint.narrowed_bytes(),
         host,
-        ..pools(checkpoint.geometry(), limits, latents, partials, threads)
+        workspace: pools.workspace.saturating_add(lent(g, limits, kind)),
+        ..pools
     }
 }

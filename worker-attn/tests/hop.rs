@@ -20,14 +20,17 @@ use tandem_kernels::{Backend, Elem, cpu::CpuBackend};
 use tandem_model::{Checkpoint, Resident, Shard, ShardPlan, Split, synthetic::Preset};
 use tandem_proto::{
     attn::v1::ErrorCode,
-    hop::HopError as LinkError,
+    hop::{Arrived, HopError as LinkError},
     route_table::{Route, RouteTable, ShardDesc},
 };
 use tandem_worker_attn::{
     Model, Runner, RunnerLimits,
     cancel::Cancelled,
     engine::{Pace, parking::ParkingOptions, sequence::Request},
-    hop::host::{HostRows, Shape, Transport},
+    hop::{
+        host::{HostRows, Shape},
+        transport::Transport,
+    },
 };
 use tandem_worker_experts::ShardEngine;
 use tokio::sync::watch;
@@ -106,7 +109,7 @@ impl Transport for InProcess {
         Ok((sent, fault, partial))
     }
 
-    fn collect(&mut self, (sent, fault, mut partial): Self::Ticket, out: &mut [f32]) -> Result<(), LinkError> {
+    fn collect(&mut self, (sent, fault, mut partial): Self::Ticket, out: &mut [f32]) -> Result<Arrived, LinkError> {
         let Sent { layer, shard, .. } = sent;
         match fault {
             Some(Fault::Late) => {
@@ -119,7 +122,7 @@ impl Transport for InProcess {
             None => {}
         }
         out.copy_from_slice(&partial);
-        Ok(())
+        Ok(Arrived::Host)
     }
 
     fn tend(&mut self) {}
@@ -133,7 +136,7 @@ impl Transport for InProcess {
 
 /// An engine whose routed experts are cut over `workers`, with those of `resident` at home.
 struct Cluster {
-    harness: Harness<CpuBackend, HostRows<InProcess>>,
+    harness: Harness<CpuBackend, HostRows<InProcess, CpuBackend>>,
     log: Arc<Mutex<Vec<Sent>>>,
     cancelled: Cancelled,
     remote: Vec<Shard>,

@@ -15,10 +15,10 @@ use std::{
 };
 
 use tandem_kernels::{Backend, Elem};
-use tandem_proto::hop::{Dispatch, ExpertEngine};
+use tandem_proto::hop::{Dispatch, ExpertEngine, Partial};
 
 use crate::{
-    Error, ShardEngine,
+    Error, Lending, ShardEngine,
     fault::{Fault, Kind},
     telemetry::Telemetry,
 };
@@ -34,6 +34,7 @@ pub struct Batcher<B: Backend> {
     ids: B::Buf,
     weights: B::Buf,
     out: B::Buf,
+    lending: Arc<Lending<B>>,
     telemetry: Telemetry,
     steps: u64,
     fault: Option<Fault>,
@@ -46,7 +47,7 @@ struct Piece {
 }
 
 impl<B: Backend> Batcher<B> {
-    /// Buffers for batches of up to `max_rows` rows over `engines` (all of one model).
+    /// Buffers for batches of up to `max_rows` rows over `engines` (all of one model). `lending`: where dispatches may have their rows.
     ///
     /// # Errors
     /// Out of memory.
@@ -56,6 +57,7 @@ impl<B: Backend> Batcher<B> {
         hidden: usize,
         topk: usize,
         max_rows: usize,
+        lending: Arc<Lending<B>>,
         fault: Option<Fault>,
     ) -> Result<Self, Error> {
         let max_rows = max_rows.max(1);
@@ -70,6 +72,7 @@ impl<B: Backend> Batcher<B> {
             hidden,
             topk,
             max_rows,
+            lending,
             telemetry: Telemetry::new(),
             steps: 0,
             fault,
@@ -86,7 +89,7 @@ impl<B: Backend> Batcher<B> {
             return Some(Error::LayerNotHeld { layer: u32::from(layer), shard: engine.shard().clone() }.to_string());
         }
         let sizes = [
-            ("x", d.x.len(), d.rows * self.hidden),
+            ("x", d.x.len(), if d.shared.is_some() { 0 } else { d.rows * self.hidden }),
             ("ids", d.ids.len(), d.rows * self.topk),
             ("weights", d.weights.len(), d.rows * self.topk),
         ];
@@ -101,13 +104,19 @@ impl<B: Backend> Batcher<B> {
         shard: u32,
         pieces: &[Piece],
         dispatches: &[Dispatch<'_>],
-        partials: &mut [Result<Vec<f32>, String>],
+        partials: &mut [Result<Partial, String>],
     ) -> Result<(), Error> {
         let (d, k) = (self.hidden, self.topk);
         let mut at = 0;
         for piece in pieces {
             let (from, rows) = (&dispatches[piece.dispatch], &piece.rows);
-            self.backend.upload(&from.x[rows.start * d..rows.end * d], &mut self.x, at * d);
+            match from.shared {
+                Some(shared) => {
+                    let window = self.lending.window(shared.lease.window).ok_or(Error::NotLent)?;
+                    self.backend.take(rows.len() * d, &window, (shared.row + rows.start) * d, &mut self.x, at * d);
+                }
+                None => self.backend.upload(&from.x[rows.start * d..rows.end * d], &mut self.x, at * d),
+            }
             self.backend.upload_i32(&from.ids[rows.start * k..rows.end * k], &mut self.ids, at * k);
             self.backend.upload(&from.weights[rows.start * k..rows.end * k], &mut self.weights, at * k);
             at += rows.len();
@@ -115,13 +124,30 @@ impl<B: Backend> Batcher<B> {
         if let Some(engine) = self.engines.get(&shard) {
             engine.run(u32::from(layer), at, &self.x, &self.ids, &self.weights, &mut self.out)?;
         }
+        // Where partials stay on the device, it is asked which of their rows are not finite; that also waits until they are there.
+        let all = at;
         at = 0;
         for piece in pieces {
-            let rows = &piece.rows;
-            if let Ok(partial) = &mut partials[piece.dispatch] {
-                self.backend.download(&self.out, at * d, &mut partial[rows.start * d..rows.end * d])?;
+            if let Some(shared) = dispatches[piece.dispatch].shared {
+                let region = self.lending.region(shared.lease.region).ok_or(Error::NotLent)?;
+                self.backend.put(piece.rows.len() * d, &self.out, at * d, &region, (shared.row + piece.rows.start) * d);
             }
-            at += rows.len();
+            at += piece.rows.len();
+        }
+        let any_shared = pieces.iter().any(|piece| dispatches[piece.dispatch].shared.is_some());
+        let bad = if any_shared { self.backend.non_finite(all, d, &self.out)? } else { Vec::new() };
+        at = 0;
+        for piece in pieces {
+            let (rows, end) = (&piece.rows, at + piece.rows.len());
+            match &mut partials[piece.dispatch] {
+                Ok(Partial::Host(partial)) => self.backend.download(&self.out, at * d, &mut partial[rows.start * d..rows.end * d])?,
+                Ok(Partial::Shared { non_finite }) => {
+                    let here = bad.iter().map(|row| *row as usize).filter(|row| (at..end).contains(row));
+                    non_finite.extend(here.map(|row| (row - at + rows.start) as u32));
+                }
+                Err(_) => {}
+            }
+            at = end;
         }
         Ok(())
     }
@@ -133,7 +159,7 @@ impl<B: Backend> Batcher<B> {
         shard: u32,
         members: &[usize],
         dispatches: &[Dispatch<'_>],
-        partials: &mut [Result<Vec<f32>, String>],
+        partials: &mut [Result<Partial, String>],
     ) {
         for batch in batches(members.iter().map(|i| (*i, dispatches[*i].rows)), self.max_rows) {
             let start = Instant::now();
@@ -202,15 +228,18 @@ impl<B: Backend> ExpertEngine for Batcher<B> {
         self.backend.bind_thread();
     }
 
-    fn execute(&mut self, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Vec<f32>, String>> {
+    fn execute(&mut self, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Partial, String>> {
         let faults = self.inject(layer, dispatches);
-        let mut partials: Vec<Result<Vec<f32>, String>> = Vec::with_capacity(dispatches.len());
+        let mut partials: Vec<Result<Partial, String>> = Vec::with_capacity(dispatches.len());
         let mut by_shard: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (i, dispatch) in dispatches.iter().enumerate() {
             match self.refuse(layer, dispatch) {
                 Some(reason) => partials.push(Err(reason)),
                 None => {
-                    partials.push(Ok(vec![0.0; dispatch.rows * self.hidden]));
+                    partials.push(Ok(match dispatch.shared {
+                        Some(_) => Partial::Shared { non_finite: Vec::new() },
+                        None => Partial::Host(vec![0.0; dispatch.rows * self.hidden]),
+                    }));
                     by_shard.entry(dispatch.shard).or_default().push(i);
                 }
             }
@@ -220,7 +249,8 @@ impl<B: Backend> ExpertEngine for Batcher<B> {
         }
         for (i, kind) in faults {
             match (kind, &mut partials[i]) {
-                (Kind::NonFinite { row }, Ok(partial)) => partial[row * self.hidden..(row + 1) * self.hidden].fill(f32::NAN),
+                (Kind::NonFinite { row }, Ok(Partial::Host(partial))) => partial[row * self.hidden..(row + 1) * self.hidden].fill(f32::NAN),
+                (Kind::NonFinite { row }, Ok(Partial::Shared { non_finite })) => *non_finite = vec![row as u32],
                 (Kind::Fail, partial) => *partial = Err("injected fault".to_owned()),
                 _ => {}
             }

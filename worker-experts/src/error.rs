@@ -6,6 +6,9 @@ use tandem_model::{ModelError, PlanError, Shard};
 /// A failure of an expert worker or of a shard engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The link that lent the memory of a dispatch's rows has ended.
+    #[error("the memory of the rows is not lent any more: their link has ended")]
+    NotLent,
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -9,10 +9,18 @@ use tandem_model::{
 };
 use tandem_runtime::memory;
 
+use crate::lending::{REGIONS, region_bytes};
+
 /// Everything but weights, for dispatches of up to `max_rows` rows: the joined batch, and the hidden rows of the experts that it chooses.
 pub fn pools(g: &Geometry, max_rows: usize) -> Needs {
     let row = 3 * g.hidden + 2 * g.topk + g.topk * g.moe_intermediate;
     Needs { workspace: (max_rows as u64).saturating_mul(4 * row as u64), ..Needs::default() }
+}
+
+/// Memory that a worker on a kind of device lends to attention workers of its machine, for dispatches of up to `max_rows` rows.
+pub fn lent(g: &Geometry, max_rows: usize, kind: DeviceKind) -> u64 {
+    // On a CPU nothing is lent unless somebody asks.
+    if kind == DeviceKind::Cuda { REGIONS as u64 * region_bytes(g.hidden, max_rows) } else { 0 }
 }
 
 /// Bytes that a tensor takes in the memory of a kind of device.
@@ -27,8 +35,10 @@ pub fn kind_of(device: &str) -> DeviceKind {
 
 /// All of it, with the weights of the worker's shards on its device.
 pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize, device: &str) -> Needs {
-    let weights = shards.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind_of(device)))).sum();
-    Needs { weights, ..pools(checkpoint.geometry(), max_rows) }
+    let (kind, g) = (kind_of(device), checkpoint.geometry());
+    let weights = shards.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind))).sum();
+    let pools = pools(g, max_rows);
+    Needs { weights, workspace: pools.workspace.saturating_add(lent(g, max_rows, kind)), ..pools }
 }
 
 /// The memory behind a device that the process may use; `None` where it cannot be known.

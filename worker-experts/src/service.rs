@@ -12,7 +12,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tandem_kernels::{
-    Backend, Precision,
+    Backend, DeviceKind, Precision,
     cpu::{CpuBackend, CpuOptions},
     cuda::{self, CudaBackend},
     reference::ReferenceBackend,
@@ -20,20 +20,27 @@ use tandem_kernels::{
 use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
     control::v1::{self as wire, Accept, Hello, Role},
-    hop::{ExpertListener, ExpertServer, ServerOptions},
+    hop::{ExpertListener, ExpertServer, ServerOptions, SharedMemory},
     membership::{MemberState, Membership, MembershipHandle},
     payload,
     route_table::ShardDesc,
 };
 use tandem_runtime::{Health, Latch, Shutdown, admin, metrics as recorder};
 
-use crate::{Config, Error, LoadProgress, ShardEngine, batcher::Batcher, identity, memory, status::Status, telemetry};
+use crate::{Config, Error, Lending, LoadProgress, ShardEngine, batcher::Batcher, identity, memory, status::Status, telemetry};
 
 /// Version of control.v1, attn.v1 and experts.v1 taken together.
 const PROTOCOL_VERSION: u32 = 1;
 /// Rows computed together at most; longer dispatches go through in parts. More rows would only cost buffers: at this many, every expert has
 /// work enough that reading its weights does not count.
-pub const BATCH_ROWS: usize = 2048;
+const BATCH_ROWS: usize = 2048;
+/// The same on a GPU, whose tiles of an expert's rows are the fuller the more come together.
+const GPU_BATCH_ROWS: usize = 8192;
+
+/// Rows that a worker on a kind of device computes together at most.
+pub fn batch_rows(kind: DeviceKind) -> usize {
+    if kind == DeviceKind::Cuda { GPU_BATCH_ROWS } else { BATCH_ROWS }
+}
 /// A worker that drains goes once no row came for this long.
 const IDLE: Duration = Duration::from_millis(500);
 /// How often the server's thread is looked at.
@@ -195,7 +202,7 @@ impl<B: Backend> Worker<B> {
     ) -> Result<Option<ExpertServer>, Error> {
         let (checkpoint, backend) = (Arc::clone(&self.checkpoint), Arc::clone(&self.backend));
         let total = shards.iter().map(|s| checkpoint.shard_bytes(s)).sum();
-        let max_rows = (self.config.max_rows as usize).min(BATCH_ROWS);
+        let max_rows = (self.config.max_rows as usize).min(batch_rows(memory::kind_of(&self.config.device)));
         let needs = memory::needs(&checkpoint, &shards, max_rows, &self.config.device);
         memory::check(&self.config.name, &self.config.device, needs, self.config.allow_paging)?;
         self.status.lock().load(total);
@@ -204,6 +211,9 @@ impl<B: Backend> Worker<B> {
         let status = Arc::clone(&self.status);
         let fault = self.config.fault.clone().filter(|f| f.worker.as_ref().is_none_or(|w| *w == self.config.name));
         let ids: Vec<u32> = shards.iter().map(|s| s.id).collect();
+        let hidden = self.checkpoint.geometry().hidden;
+        let lending = Arc::new(Lending::new(Arc::clone(&self.backend), hidden, max_rows));
+        let memory: Option<Arc<dyn SharedMemory>> = Some(Arc::clone(&lending) as _);
         let loading = blocking(move || {
             let mut engines = Vec::with_capacity(shards.len());
             for shard in &shards {
@@ -216,7 +226,7 @@ impl<B: Backend> Worker<B> {
                 engines.push(ShardEngine::load(&backend, &checkpoint, shard, progress)?);
             }
             let g = checkpoint.geometry();
-            Batcher::new(&backend, engines, g.hidden, g.topk, max_rows, fault)
+            Batcher::new(&backend, engines, g.hidden, g.topk, max_rows, lending, fault)
         });
         let batcher = tokio::select! {
             batcher = loading => batcher?,
@@ -237,6 +247,7 @@ impl<B: Backend> Worker<B> {
             shards: ids.clone(),
             max_rows: self.config.max_rows,
             spin: self.config.spin,
+            memory,
         };
         let server = listener.serve(options, Box::new(batcher)).map_err(|source| Error::Bind { what: "expert server", source })?;
         tracing::info!(shards = ?ids, "experts ready");

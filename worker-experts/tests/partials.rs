@@ -14,8 +14,8 @@ use tandem_model::{
     Checkpoint, Resident, Shard, ShardPlan, Split,
     synthetic::{self, Naming, Options, TextConfig, hash::Stream},
 };
-use tandem_proto::hop::{Dispatch, ExpertEngine};
-use tandem_worker_experts::{Batcher, LoadProgress, ShardEngine};
+use tandem_proto::hop::{Dispatch, ExpertEngine, Lease, Partial, SharedMemory, SharedRows};
+use tandem_worker_experts::{Batcher, Lending, LoadProgress, ShardEngine};
 
 type Reference = ReferenceBackend<f32>;
 
@@ -36,7 +36,13 @@ fn batcher_on<B: Backend>(backend: B, checkpoint: &Checkpoint, shards: &[Shard],
     let backend = Arc::new(backend);
     let engines = shards.iter().map(|s| ShardEngine::load(&backend, checkpoint, s, |_| {}).unwrap()).collect();
     let g = checkpoint.geometry();
-    Batcher::new(&backend, engines, g.hidden, g.topk, max_rows, fault.map(|f| f.parse().unwrap())).unwrap()
+    let lending = Arc::new(Lending::new(Arc::clone(&backend), g.hidden, max_rows));
+    Batcher::new(&backend, engines, g.hidden, g.topk, max_rows, lending, fault.map(|f| f.parse().unwrap())).unwrap()
+}
+
+/// What a batcher gives for dispatches whose rows are on the host.
+fn execute<B: Backend>(b: &mut Batcher<B>, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Vec<f32>, String>> {
+    b.execute(layer, dispatches).into_iter().map(|partial| partial.map(Partial::into_host)).collect()
 }
 
 /// Rows of a request: activations, distinct expert ids, weights.
@@ -62,7 +68,7 @@ impl Rows {
     }
 
     fn dispatch(&self, shard: u32) -> Dispatch<'_> {
-        Dispatch { shard, rows: self.rows, x: &self.x, ids: &self.ids, weights: &self.weights }
+        Dispatch { shard, rows: self.rows, x: &self.x, shared: None, ids: &self.ids, weights: &self.weights }
     }
 }
 
@@ -90,10 +96,10 @@ proptest! {
         let mut one = batcher(&c, &whole.shards, 8, None);
         let mut cut = batcher_on(cpu(), &c, &plan.shards, 8, None);
         for layer in g.moe_layers() {
-            let expected = one.execute(layer as u16, &[rows.dispatch(0)]).remove(0).unwrap();
+            let expected = execute(&mut one, layer as u16, &[rows.dispatch(0)]).remove(0).unwrap();
             let of_layer: Vec<_> = plan.shards.iter().filter(|s| s.has_layer(layer as u32)).map(|s| rows.dispatch(s.id)).collect();
             let mut sum = vec![0.0; expected.len()];
-            for partial in cut.execute(layer as u16, &of_layer) {
+            for partial in execute(&mut cut, layer as u16, &of_layer) {
                 sum.iter_mut().zip(partial.unwrap()).for_each(|(s, p)| *s += p);
             }
             prop_assert!(expected.iter().any(|v| *v != 0.0));
@@ -112,8 +118,8 @@ proptest! {
         let mut joined = batcher_on(cpu(), &c, &shards, max_rows, None);
         let mut alone = batcher_on(cpu(), &c, &shards, 64, None);
         let layer = c.geometry().moe_layers()[0] as u16;
-        for (partial, dispatch) in joined.execute(layer, &dispatches).into_iter().zip(&dispatches) {
-            let single = alone.execute(layer, std::slice::from_ref(dispatch)).remove(0).unwrap();
+        for (partial, dispatch) in execute(&mut joined, layer, &dispatches).into_iter().zip(&dispatches) {
+            let single = execute(&mut alone, layer, std::slice::from_ref(dispatch)).remove(0).unwrap();
             prop_assert_eq!(partial.unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>(), single.iter().map(|v| v.to_bits()).collect::<Vec<_>>());
         }
     }
@@ -128,12 +134,44 @@ fn what_cannot_be_computed_is_named_and_hurts_nobody_else() {
     let rows = Rows::random(&c, 2, 1);
     let strange = Rows { ids: vec![-1, 99, i32::MIN, i32::MAX, 8, 9, 10, 11], ..Rows::random(&c, 2, 2) };
     let short = Dispatch { x: &rows.x[1..], ..rows.dispatch(0) };
-    let answers = b.execute(3, &[rows.dispatch(0), rows.dispatch(7), short, strange.dispatch(0)]);
+    let answers = execute(&mut b, 3, &[rows.dispatch(0), rows.dispatch(7), short, strange.dispatch(0)]);
     assert!(answers[0].as_ref().unwrap().iter().any(|v| *v != 0.0));
     assert_eq!(answers[1].as_ref().unwrap_err(), "shard 7 is not held here (held: 0)");
     assert_eq!(answers[2].as_ref().unwrap_err(), "x: needed 512 elements for 2 rows, got 511");
     assert!(answers[3].as_ref().unwrap().iter().all(|v| *v == 0.0), "ids outside of the shard add nothing");
-    assert_eq!(b.execute(5, &[rows.dispatch(0)])[0].as_ref().unwrap_err(), "layer 5 is not in shard layers=3-4,experts=0-7,ffn=0-63");
+    assert_eq!(execute(&mut b, 5, &[rows.dispatch(0)])[0].as_ref().unwrap_err(), "layer 5 is not in shard layers=3-4,experts=0-7,ffn=0-63");
+}
+
+#[test]
+fn rows_in_shared_memory_give_the_bits_of_rows_in_frames() {
+    let dir = tempfile::tempdir().unwrap();
+    let c = checkpoint(dir.path(), &TextConfig::default(), Naming::Published);
+    let all = ShardPlan::new(c.geometry(), Split::Layers, 0, &Resident::All).unwrap().shards;
+    let (backend, hidden) = (Arc::new(cpu()), c.geometry().hidden);
+    let (attention, experts) = (Lending::new(Arc::clone(&backend), hidden, 9), Arc::new(Lending::new(Arc::clone(&backend), hidden, 9)));
+    let engines = all.iter().map(|s| ShardEngine::load(&backend, &c, s, |_| {}).unwrap()).collect();
+    let mut b = Batcher::new(&backend, engines, hidden, c.geometry().topk, 4, Arc::clone(&experts), None).unwrap();
+    let (lent, own) = (attention.lend().unwrap(), experts.lend().unwrap());
+    let lease = Lease { window: experts.open(&lent.handle).unwrap(), region: own.region, rows: 9 };
+    // Batches of four rows: this one is cut, and its rows lie behind two others.
+    let mut rows = Rows::random(&c, 6, 5);
+    rows.x[3 * hidden + 1] = f32::INFINITY;
+    let mut x = backend.alloc("x", Elem::F32, rows.x.len()).unwrap();
+    backend.upload(&rows.x, &mut x, 0);
+    backend.put(rows.x.len(), &x, 0, &attention.region(lent.region).unwrap(), 2 * hidden);
+    let shared = Dispatch { x: &[], shared: Some(SharedRows { lease, row: 2 }), ..rows.dispatch(0) };
+    let answers = b.execute(3, &[shared, rows.dispatch(0)]);
+    assert_eq!(answers[0], Ok(Partial::Shared { non_finite: vec![3] }));
+    let window = attention.open(&own.handle).unwrap();
+    backend.take(rows.x.len(), &attention.window(window).unwrap(), 2 * hidden, &mut x, 0);
+    let mut got = vec![0.0; rows.x.len()];
+    backend.download(&x, 0, &mut got).unwrap();
+    let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    let Ok(Partial::Host(needed)) = &answers[1] else { panic!("{:?}", answers[1]) };
+    assert!(bits(&got) == bits(needed) && needed[..hidden].iter().any(|v| *v != 0.0));
+    // The link ends: what still asks for its memory is told so.
+    experts.close(lease.window);
+    assert!(b.execute(3, &[shared])[0].as_ref().unwrap_err().contains("not lent any more"));
 }
 
 #[test]
@@ -145,7 +183,8 @@ fn a_non_finite_row_passes_and_stays_alone() {
     let clean = Rows::random(&c, 3, 5);
     let mut dirty = Rows::random(&c, 3, 5);
     dirty.x[256] = f32::NAN;
-    let (clean, dirty) = (b.execute(3, &[clean.dispatch(0)]).remove(0).unwrap(), b.execute(3, &[dirty.dispatch(0)]).remove(0).unwrap());
+    let (clean, dirty) =
+        (execute(&mut b, 3, &[clean.dispatch(0)]).remove(0).unwrap(), execute(&mut b, 3, &[dirty.dispatch(0)]).remove(0).unwrap());
     assert_eq!((&clean[..256], &clean[512..]), (&dirty[..256], &dirty[512..]), "neighbours are untouched");
     assert!(dirty[256..512].iter().any(|v| v.is_nan()), "the row itself says so");
 }
@@ -159,13 +198,13 @@ fn injected_faults_fire_once() {
     let rows = Rows::random(&c, 2, 5);
     let nan = |b: &mut Batcher<Reference>| {
         b.begin_step(0, 2);
-        let partial = b.execute(3, &[rows.dispatch(0)]).remove(0).unwrap();
+        let partial = execute(b, 3, &[rows.dispatch(0)]).remove(0).unwrap();
         (partial[..256].iter().any(|v| v.is_nan()), partial[256..].iter().all(|v| v.is_nan()))
     };
     assert_eq!([nan(&mut b), nan(&mut b), nan(&mut b)], [(false, false), (false, true), (false, false)]);
     let mut failing = batcher(&c, &all, 8, Some("fail"));
-    assert_eq!(failing.execute(3, &[rows.dispatch(0)])[0].as_ref().unwrap_err(), "injected fault");
-    assert!(failing.execute(3, &[rows.dispatch(0)])[0].is_ok());
+    assert_eq!(execute(&mut failing, 3, &[rows.dispatch(0)])[0].as_ref().unwrap_err(), "injected fault");
+    assert!(execute(&mut failing, 3, &[rows.dispatch(0)])[0].is_ok());
 }
 
 #[test]
@@ -212,6 +251,6 @@ fn the_engine_runs_on_device_buffers() {
     engine.run(3, 2, &x, &ids, &weights, &mut out).unwrap();
     let mut partial = vec![0.0; 2 * g.hidden];
     backend.download(&out, 0, &mut partial).unwrap();
-    assert_eq!(batcher(&c, &all, 8, None).execute(3, &[rows.dispatch(0)])[0].as_ref().unwrap(), &partial);
+    assert_eq!(execute(&mut batcher(&c, &all, 8, None), 3, &[rows.dispatch(0)])[0].as_ref().unwrap(), &partial);
     assert!(engine.run(2, 2, &x, &ids, &weights, &mut out).is_err());
 }

@@ -28,7 +28,7 @@ use tandem_proto::{
     route_table::{Address, Holder, Route, RouteTable, ShardDesc},
 };
 use tandem_runtime::Shutdown;
-use tandem_worker_experts::{Batcher, Config, Error, ShardEngine, run};
+use tandem_worker_experts::{Batcher, Config, Error, Lending, ShardEngine, run};
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
@@ -193,9 +193,10 @@ impl Stage {
             hop.collect(ticket, &mut far).unwrap();
             let backend = Arc::new(ReferenceBackend::<f32>::new(Precision::F32));
             let engine = ShardEngine::load(&backend, &checkpoint, &shard, |_| {}).unwrap();
-            let mut batcher = Batcher::new(&backend, vec![engine], g.hidden, g.topk, 8, None).unwrap();
-            let dispatch = Dispatch { shard: shard.id, rows: ROWS, x: &x, ids: &ids, weights: &weights };
-            let near = batcher.execute(layer, &[dispatch]).remove(0).unwrap();
+            let lending = Arc::new(Lending::new(Arc::clone(&backend), g.hidden, 8));
+            let mut batcher = Batcher::new(&backend, vec![engine], g.hidden, g.topk, 8, lending, None).unwrap();
+            let dispatch = Dispatch { shard: shard.id, rows: ROWS, x: &x, shared: None, ids: &ids, weights: &weights };
+            let near = batcher.execute(layer, &[dispatch]).remove(0).unwrap().into_host();
             assert!(near.iter().any(|v| *v != 0.0));
             (far.iter().map(|v| v.to_bits()).collect(), near.iter().map(|v| v.to_bits()).collect())
         };

@@ -13,7 +13,9 @@ use super::{
     disjoint::Disjoint,
     experts,
     gemm::Rows,
-    indexer, kda, linear, meminfo, mhc, mla, router,
+    indexer, kda,
+    lend::{CpuRegion, CpuWindow},
+    linear, meminfo, mhc, mla, router,
     rows::{Add, NormRow},
     sampler,
 };
@@ -64,6 +66,8 @@ impl Backend for CpuBackend {
     type State = CpuState;
     type Bank = CpuBank;
     type Batch = CpuBatch;
+    type Region = CpuRegion;
+    type Window = CpuWindow;
 
     fn device(&self) -> &DeviceInfo {
         &self.info
@@ -131,6 +135,36 @@ impl Backend for CpuBackend {
 
     fn sync(&self) -> Result<(), BackendError> {
         self.first_error.lock().take().map_or(Ok(()), Err)
+    }
+
+    fn lend(&self, len: usize) -> Result<Option<CpuRegion>, BackendError> {
+        self.room("memory to share", len as u64 * 4)?;
+        CpuRegion::new(self.engine.precision, len).map(Some).map_err(|e| self.failed("lend", e.to_string()))
+    }
+
+    fn handle(&self, region: &CpuRegion) -> Vec<u8> {
+        region.handle().as_bytes().to_vec()
+    }
+
+    fn open(&self, handle: &[u8]) -> Result<CpuWindow, String> {
+        CpuWindow::open(self.engine.precision, handle)
+    }
+
+    fn put(&self, len: usize, x: &CpuBuf, from: usize, region: &CpuRegion, at: usize) {
+        self.op("put", |_| region.write(at, &x.f32s(from + len)?[from..]));
+    }
+
+    fn take(&self, len: usize, window: &CpuWindow, at: usize, out: &mut CpuBuf, to: usize) {
+        self.op("take", |_| window.read(at, &mut out.f32s_mut(to + len)?[to..], |out, v| *out = v));
+    }
+
+    fn take_sum(&self, len: usize, window: &CpuWindow, at: usize, out: &mut CpuBuf, to: usize) {
+        self.op("take_sum", |_| window.read(at, &mut out.f32s_mut(to + len)?[to..], |out, v| *out += v));
+    }
+
+    fn read_back(&self, region: &CpuRegion, at: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        self.sync()?;
+        region.read(at, out).map_err(|e| self.failed("read_back", e))
     }
 
     fn weight(&self, parts: &[MatrixSource]) -> Result<CpuWeight, BackendError> {

@@ -28,6 +28,7 @@ mod isa;
 mod kda;
 mod kda_chunk;
 mod latents;
+mod lend;
 mod linear;
 mod mhc;
 mod mla;
@@ -49,6 +50,7 @@ pub(crate) use backend::scratch_bytes;
 pub use buf::{CpuBank, CpuBatch, CpuBuf, CpuWeight};
 pub use isa::Isa;
 pub use latents::LatentType;
+pub use lend::{CpuRegion, CpuWindow};
 pub use state::CpuState;
 
 use crate::{BackendError, DeviceInfo, Precision};

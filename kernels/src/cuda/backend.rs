@@ -4,9 +4,10 @@ use tandem_quant::MatrixSource;
 
 use super::{
     CudaBackend, CudaBank, CudaBatch, CudaBuf, CudaState, CudaWeight,
-    compile::{MHC, ROWS},
+    compile::{LEND, MHC, ROWS},
     driver::{Grid, launch},
-    memory::{Scratch, bytes_of, bytes_of_mut},
+    lend::{CudaRegion, CudaWindow},
+    memory::{Scratch, Use, bytes_of, bytes_of_mut},
     ops::{Acts, four_streams},
 };
 use crate::{
@@ -36,6 +37,12 @@ impl CudaBackend {
         self.info.description.split(' ').next().unwrap_or("cuda").to_owned()
     }
 
+    fn take_rows(&self, len: usize, window: &CudaWindow, at: usize, out: &CudaBuf, to: usize, sum: bool) -> Result<(), String> {
+        let (from, out) = (window.place.range(at, len)?, out.f32s(to + len)? + 4 * to as u64);
+        let grid = Grid::new([len.div_ceil(2048), 1, 1], 256);
+        launch!(self, LEND, "take_rows", grid; from, out, i32::from(window.place.narrow()), i32::from(sum), len as i64)
+    }
+
     fn pending(&self) -> Result<(), BackendError> {
         self.first_error.lock().take().map_or(Ok(()), Err)
     }
@@ -47,6 +54,8 @@ impl Backend for CudaBackend {
     type State = CudaState;
     type Bank = CudaBank;
     type Batch = CudaBatch;
+    type Region = CudaRegion;
+    type Window = CudaWindow;
 
     fn device(&self) -> &DeviceInfo {
         &self.info
@@ -98,6 +107,62 @@ impl Backend for CudaBackend {
     fn sync(&self) -> Result<(), BackendError> {
         let done = self.device.sync().map_err(|e| self.failed("sync", e));
         self.pending().and(done)
+    }
+
+    fn lend(&self, len: usize) -> Result<Option<CudaRegion>, BackendError> {
+        CudaRegion::new(&self.device, self.precision, len).map(Some)
+    }
+
+    fn handle(&self, region: &CudaRegion) -> Vec<u8> {
+        region.handle().as_bytes().to_vec()
+    }
+
+    fn open(&self, handle: &[u8]) -> Result<CudaWindow, String> {
+        CudaWindow::open(&self.device, self.precision, handle)
+    }
+
+    fn put(&self, len: usize, x: &CudaBuf, from: usize, region: &CudaRegion, at: usize) {
+        self.op("put", |_| {
+            let (x, to) = (x.f32s(from + len)? + 4 * from as u64, region.place.range(at, len)?);
+            let grid = Grid::new([len.div_ceil(1024), 1, 1], 256);
+            launch!(self, LEND, "put_rows", grid; x, to, i32::from(region.place.narrow()), len as i64)
+        });
+    }
+
+    fn take(&self, len: usize, window: &CudaWindow, at: usize, out: &mut CudaBuf, to: usize) {
+        self.op("take", |_| self.take_rows(len, window, at, out, to, false));
+    }
+
+    fn take_sum(&self, len: usize, window: &CudaWindow, at: usize, out: &mut CudaBuf, to: usize) {
+        self.op("take_sum", |_| self.take_rows(len, window, at, out, to, true));
+    }
+
+    fn read_back(&self, region: &CudaRegion, at: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        self.pending()?;
+        let failed = |e| self.failed("read_back", e);
+        let from = region.place.range(at, out.len()).map_err(failed)?;
+        if !region.place.narrow() {
+            // SAFETY: inside of the region, as was just seen.
+            return unsafe { self.staging.lock().download(from, bytes_of_mut(out)) }.map_err(failed);
+        }
+        let mut narrow = vec![0u16; out.len()];
+        // SAFETY: as above.
+        unsafe { self.staging.lock().download(from, bytes_of_mut(&mut narrow)) }.map_err(failed)?;
+        out.iter_mut().zip(narrow).for_each(|(out, v)| *out = half::bf16::from_bits(v).to_f32());
+        Ok(())
+    }
+
+    fn non_finite(&self, rows: usize, width: usize, x: &CudaBuf) -> Result<Vec<u32>, BackendError> {
+        let mut flags = vec![0i32; rows];
+        let mut at = 0;
+        self.op("non_finite", |scratch| {
+            at = scratch.get(&self.device, Use::Flags, 4 * rows)?;
+            launch!(self, LEND, "non_finite_rows", Grid::new([rows, 1, 1], 256); x.f32s(rows * width)?, width as i32, at)
+        });
+        self.pending()?;
+        // SAFETY: the scratch has that many.
+        unsafe { self.staging.lock().download(at, bytes_of_mut(&mut flags)) }.map_err(|e| self.failed("non_finite", e))?;
+        Ok(flags.iter().zip(0..).filter(|(flag, _)| **flag != 0).map(|(_, row)| row).collect())
     }
 
     fn weight(&self, parts: &[MatrixSource]) -> Result<CudaWeight, BackendError> {

@@ -36,6 +36,7 @@ files!(
     "step.cuh",
     "kda.cuh",
     "rows.cu",
+    "lend.cu",
     "mhc.cu",
     "experts.cu",
     "kda.cu",
@@ -85,6 +86,8 @@ macro_rules! units {
 units! {
     /// Embedding, norms, conversions.
     ROWS = "rows", "rows.cu", None;
+    /// Rows in memory that two processes see.
+    LEND = "lend", "lend.cu", None;
     /// Hyper-connections.
     MHC = "mhc", "mhc.cu", None;
     /// Router and grouping.

@@ -68,6 +68,11 @@ impl Device {
         check("cuCtxSetCurrent", unsafe { cu::cuCtxSetCurrent(self.context) })
     }
 
+    /// `cuda:N`.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Waits for the stream.
     pub(super) fn sync(&self) -> Result<(), String> {
         self.bind()?;

@@ -70,6 +70,8 @@ pub(super) enum Use {
     Parts,
     /// Scores of pools.
     Scores,
+    /// Rows with a NaN or an infinity.
+    Flags,
     /// What the sampler wants and answers.
     Sample,
 }

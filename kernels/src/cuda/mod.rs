@@ -24,6 +24,7 @@ pub(crate) mod coded;
 mod backend;
 mod batch;
 mod driver;
+mod lend;
 mod memory;
 mod mixers;
 mod ops;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use batch::CudaBatch;
+pub use lend::{CudaRegion, CudaWindow};
 pub use memory::CudaBuf;
 pub use state::CudaState;
 pub use weight::{CudaBank, CudaWeight};

@@ -1,5 +1,7 @@
 //! [`ReferenceBackend`]: the trait over plain vectors, one row after the other, on the functions beside this file.
 
+use std::convert::Infallible;
+
 use parking_lot::Mutex;
 use tandem_quant::MatrixSource;
 
@@ -62,6 +64,8 @@ impl<T: Real> Backend for ReferenceBackend<T> {
     type State = State<T>;
     type Bank = Bank<T>;
     type Batch = BatchDesc;
+    type Region = Infallible;
+    type Window = Infallible;
 
     fn device(&self) -> &DeviceInfo {
         &self.device
@@ -110,6 +114,34 @@ impl<T: Real> Backend for ReferenceBackend<T> {
 
     fn sync(&self) -> Result<(), BackendError> {
         self.first_error.lock().take().map_or(Ok(()), Err)
+    }
+
+    fn lend(&self, _len: usize) -> Result<Option<Infallible>, BackendError> {
+        Ok(None)
+    }
+
+    fn handle(&self, region: &Infallible) -> Vec<u8> {
+        match *region {}
+    }
+
+    fn open(&self, _handle: &[u8]) -> Result<Infallible, String> {
+        Err("the reference backend opens no memory of others".to_owned())
+    }
+
+    fn put(&self, _len: usize, _x: &Buf<T>, _from: usize, region: &Infallible, _at: usize) {
+        match *region {}
+    }
+
+    fn take(&self, _len: usize, window: &Infallible, _at: usize, _out: &mut Buf<T>, _to: usize) {
+        match *window {}
+    }
+
+    fn take_sum(&self, _len: usize, window: &Infallible, _at: usize, _out: &mut Buf<T>, _to: usize) {
+        match *window {}
+    }
+
+    fn read_back(&self, region: &Infallible, _at: usize, _out: &mut [f32]) -> Result<(), BackendError> {
+        match *region {}
     }
 
     fn weight(&self, parts: &[MatrixSource]) -> Result<Matrix<T>, BackendError> {

@@ -100,7 +100,7 @@ fn errors_name_the_field_and_both_values() {
     assert!(case(4, &[9, 0]).contains("frame version is 9; needed 1"));
     assert!(case(6, &[0]).contains("frame kind is 0"));
     assert!(case(6, &[11]).contains("frame kind is 11"));
-    assert!(case(7, &[3]).contains("frame dtype is 3"));
+    assert!(case(7, &[4]).contains("frame dtype is 4"));
     assert!(case(34, &[1]).contains("frame reserved field is 1"));
     assert!(case(56, &u32::MAX.to_le_bytes()).contains("Ping frame payload is 4294967295 bytes long; at most 65536"));
     assert!(case(64, b"y").contains("checksum"));

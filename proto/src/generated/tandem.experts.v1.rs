@@ -51,6 +51,12 @@ pub struct Hello {
     /// host identity, as in control.v1
     #[prost(string, tag = "14")]
     pub host: ::prost::alloc::string::String,
+    /// opens memory of the sender that this machine's processes may read; empty: none is lent
+    #[prost(bytes = "vec", tag = "15")]
+    pub shared: ::prost::alloc::vec::Vec<u8>,
+    /// rows that it holds
+    #[prost(uint32, tag = "16")]
+    pub shared_rows: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Refuse {

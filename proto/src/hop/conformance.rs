@@ -4,6 +4,7 @@
 mod exact;
 mod faults;
 mod joined;
+mod shared;
 mod stage;
 
 macro_rules! over_every_link {
@@ -32,4 +33,7 @@ over_every_link! {
     faults::a_failing_engine_is_named_and_its_replica_asked,
     faults::a_route_that_moves_is_followed,
     faults::an_old_process_at_the_address_is_refused,
+    shared::partials_stay_where_they_were_computed,
+    shared::rows_go_in_frames_where_memory_is_not_seen,
+    shared::a_partial_that_dies_with_its_worker_is_computed_again,
 }

@@ -7,9 +7,10 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::LATENCY_ROWS;
-use super::engine::Dispatch;
-use crate::frame::{ErrorCode, Frame, Header, Kind};
-use crate::payload::{BufferPool, ExpertTimings, RowShape};
+use super::engine::{Dispatch, Partial};
+use super::shared::{Lease, SharedRows};
+use crate::frame::{Dtype, ErrorCode, Frame, Header, Kind};
+use crate::payload::{BufferPool, ExpertTimings, PLACE_LEN, RowShape};
 
 /// A connection, unique within the server's life.
 pub(super) type ConnId = u64;
@@ -52,6 +53,8 @@ pub(super) struct Group {
     /// Row offset (within the submission) → rows.
     pieces: BTreeMap<usize, usize>,
     buffers: RowBuffers,
+    /// Where the activations are, if not in the buffers.
+    shared: Option<SharedRows>,
     /// When the last piece arrived.
     pub complete_at: Instant,
 }
@@ -73,7 +76,8 @@ impl Group {
     /// The group as the engine sees it.
     pub fn dispatch(&self) -> Dispatch<'_> {
         let RowBuffers { ids, weights, x } = &self.buffers;
-        Dispatch { shard: self.key.shard_id, rows: self.rows, x, ids, weights }
+        let x = if self.shared.is_some() { &[] } else { x.as_slice() };
+        Dispatch { shard: self.key.shard_id, rows: self.rows, x, shared: self.shared, ids, weights }
     }
 
     fn header(&self, kind: Kind) -> Header {
@@ -132,6 +136,7 @@ pub(super) struct Gather {
     recent: Recent,
     spare: Vec<RowBuffers>,
     pool: BufferPool,
+    leases: HashMap<ConnId, Lease>,
 }
 
 impl Gather {
@@ -145,7 +150,27 @@ impl Gather {
             recent: Recent::default(),
             spare: Vec::new(),
             pool: BufferPool::new(SPARE_BYTES),
+            leases: HashMap::new(),
         }
+    }
+
+    /// Dispatches of `conn` may have their rows in shared memory from now on.
+    pub fn lend(&mut self, conn: ConnId, lease: Lease) {
+        self.leases.insert(conn, lease);
+    }
+
+    /// Where the rows of a dispatch are, if not in its payload.
+    fn shared(&self, conn: ConnId, header: &Header, payload: &[u8]) -> Result<Option<SharedRows>, String> {
+        if header.dtype != Dtype::Shared {
+            return Ok(None);
+        }
+        let Some(lease) = self.leases.get(&conn) else { return Err("rows in shared memory, but none is lent on this link".to_owned()) };
+        let row = payload.first_chunk::<PLACE_LEN>().map_or(u64::MAX, |b| u64::from_le_bytes(*b));
+        let rows = u64::from(header.rows_total);
+        if header.rows != header.rows_total || row.checked_add(rows).is_none_or(|end| end > u64::from(lease.rows)) {
+            return Err(format!("rows {row}+{rows} of shared memory; one piece within {} rows is needed", lease.rows));
+        }
+        Ok(Some(SharedRows { lease: *lease, row: row as usize }))
     }
 
     /// Takes one Dispatch piece from `conn`. An error is for the peer: the piece does not fit what the handshake agreed on.
@@ -155,6 +180,11 @@ impl Gather {
             return Ok(Accepted::Replay(frame));
         }
         self.check(conn, header, &key)?;
+        let shared = self.shared(conn, header, payload)?;
+        if self.groups.get(&key).is_some_and(|group| group.shared != shared) {
+            // Sent again over another link, or in another form: what came before may lie in memory that is given back by now.
+            self.drop_groups(|old, _| *old == key);
+        }
         let (offset, rows) = ((header.row_offset - header.row_base) as usize, header.rows as usize);
         let RowShape { hidden, topk, .. } = self.limits.shape;
         let group = match self.groups.entry(key) {
@@ -164,7 +194,7 @@ impl Gather {
                 let mut buffers = self.spare.pop().unwrap_or_default();
                 buffers.ids.resize(total * topk, 0);
                 buffers.weights.resize(total * topk, 0.0);
-                buffers.x.resize(total * hidden, 0.0);
+                buffers.x.resize(if shared.is_some() { 0 } else { total * hidden }, 0.0);
                 entry.insert(Group {
                     owner: conn,
                     key,
@@ -173,6 +203,7 @@ impl Gather {
                     missing: total,
                     pieces: BTreeMap::new(),
                     buffers,
+                    shared,
                     complete_at: now,
                 })
             }
@@ -188,10 +219,12 @@ impl Gather {
         }
         let RowBuffers { ids, weights, x } = &mut group.buffers;
         let (t, h) = (offset * topk..(offset + rows) * topk, offset * hidden..(offset + rows) * hidden);
-        self.limits
-            .shape
-            .get_dispatch(header.dtype, payload, rows, &mut ids[t.clone()], &mut weights[t], &mut x[h])
-            .map_err(|error| error.to_string())?;
+        let shape = &self.limits.shape;
+        let read = match shared {
+            Some(_) => shape.get_shared_dispatch(payload, rows, &mut ids[t.clone()], &mut weights[t]).map(|_| ()),
+            None => shape.get_dispatch(header.dtype, payload, rows, &mut ids[t.clone()], &mut weights[t], &mut x[h]),
+        };
+        read.map_err(|error| error.to_string())?;
         group.owner = conn;
         group.pieces.insert(offset, rows);
         group.missing -= rows;
@@ -236,6 +269,7 @@ impl Gather {
 
     /// A connection ended: what it asked for is not computed. Pieces come again on its successor, if it has one.
     pub fn disconnect(&mut self, conn: ConnId) {
+        self.leases.remove(&conn);
         self.drop_groups(|_, group| group.owner == conn);
     }
 
@@ -276,11 +310,23 @@ impl Gather {
 
     /// Turns the result for `group` into frames for its owner, and remembers them: a dispatch that arrives again is answered, not
     /// computed. Failures are not remembered.
-    pub fn answer(&mut self, group: Group, result: Result<Vec<f32>, String>, timings: ExpertTimings) -> Vec<Frame> {
+    /// A partial in shared memory is not: its rows are overwritten by the next layer's.
+    pub fn answer(&mut self, group: Group, result: Result<Partial, String>, timings: ExpertTimings) -> Vec<Frame> {
         let RowShape { hidden, precision, .. } = self.limits.shape;
         let partial = match result {
-            Ok(partial) if partial.len() == group.rows * hidden => partial,
-            Ok(partial) => {
+            Ok(Partial::Host(partial)) if partial.len() == group.rows * hidden && group.shared.is_none() => partial,
+            Ok(Partial::Shared { non_finite }) if group.shared.is_some() => {
+                let mut payload = self.pool.take(0);
+                self.limits.shape.put_shared_combine(&mut payload, timings, &non_finite);
+                let header = Header { dtype: Dtype::Shared, ..group.header(Kind::Combine) };
+                self.keep_buffers(group.buffers);
+                return vec![Frame { header, payload: payload.freeze() }];
+            }
+            Ok(Partial::Shared { .. }) => {
+                let message = "the engine left a partial in shared memory that was not lent for it";
+                return vec![error_frame(group.header(Kind::Error), ErrorCode::Engine, message)];
+            }
+            Ok(Partial::Host(partial)) => {
                 let message = format!("the engine returned {} elements; needed {} rows x {hidden}", partial.len(), group.rows);
                 return vec![error_frame(group.header(Kind::Error), ErrorCode::Engine, &message)];
             }
@@ -302,11 +348,15 @@ impl Gather {
             })
             .collect();
         self.recent.keep(group.key, frames.clone(), &mut self.pool);
-        let kept: usize = self.spare.iter().map(RowBuffers::bytes).sum();
-        if kept + group.buffers.bytes() <= SPARE_BYTES {
-            self.spare.push(group.buffers);
-        }
+        self.keep_buffers(group.buffers);
         frames
+    }
+
+    fn keep_buffers(&mut self, buffers: RowBuffers) {
+        let kept: usize = self.spare.iter().map(RowBuffers::bytes).sum();
+        if kept + buffers.bytes() <= SPARE_BYTES {
+            self.spare.push(buffers);
+        }
     }
 }
 

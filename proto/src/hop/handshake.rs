@@ -54,14 +54,19 @@ pub async fn offer(sink: &mut impl FrameSink, source: &mut impl FrameSource, hel
     Ok(welcome)
 }
 
-/// Expert side: takes the Hello, checked, and answers with `welcome`, to which it adds the other side's epoch.
+/// Expert side: takes the Hello, checked against `mine`, and answers with `welcome` of it, to which it adds the other side's epoch.
 ///
 /// # Errors
 /// [`HandshakeError`]; the link is of no use afterwards.
-pub async fn answer(sink: &mut impl FrameSink, source: &mut impl FrameSource, welcome: &Hello) -> Result<Hello, HandshakeError> {
+pub async fn answer(
+    sink: &mut impl FrameSink,
+    source: &mut impl FrameSource,
+    mine: &Hello,
+    welcome: impl FnOnce(&Hello) -> Hello,
+) -> Result<Hello, HandshakeError> {
     let hello = receive(sink, source, Kind::Hello, "a Hello").await?;
-    conclude(sink, check_hello(welcome, &hello), &hello.name).await?;
-    let welcome = Hello { peer_epoch: hello.epoch, ..welcome.clone() };
+    conclude(sink, check_hello(mine, &hello), &hello.name).await?;
+    let welcome = Hello { peer_epoch: hello.epoch, ..welcome(&hello) };
     sink.send(message(Kind::Welcome, &welcome)).await?;
     Ok(hello)
 }
@@ -199,7 +204,7 @@ mod tests {
     async fn shake(hello: Hello, welcome: Hello) -> (Result<Hello, HandshakeError>, Result<Hello, HandshakeError>) {
         let (a, b) = inproc::pair();
         let ((mut a_sink, mut a_source), (mut b_sink, mut b_source)) = (a.split(), b.split());
-        futures::join!(offer(&mut a_sink, &mut a_source, &hello), answer(&mut b_sink, &mut b_source, &welcome))
+        futures::join!(offer(&mut a_sink, &mut a_source, &hello), answer(&mut b_sink, &mut b_source, &welcome, |_| welcome.clone()))
     }
 
     #[tokio::test]
@@ -257,7 +262,7 @@ mod tests {
         let (a, b) = inproc::pair();
         let ((mut a_sink, _a_source), (mut b_sink, mut b_source)) = (a.split(), b.split());
         a_sink.send(Frame::bare(Header::new(Kind::Ping))).await.unwrap();
-        let error = answer(&mut b_sink, &mut b_source, &expert()).await.unwrap_err();
+        let error = answer(&mut b_sink, &mut b_source, &expert(), |_| expert()).await.unwrap_err();
         assert_eq!(error.to_string(), "the peer sent Ping where the handshake needs a Hello");
     }
 }

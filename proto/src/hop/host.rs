@@ -2,13 +2,14 @@
 //! move only while it is inside a call. `host/session.rs` is a link, `host/fleet.rs` the workers, `host/pending.rs` a submission,
 //! `host/drive.rs` what happens between the two.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use self::drive::Drive;
-use self::pending::{Pending, Submission};
+use self::pending::{Pending, Rows, Submission};
 use super::{HopError, HopOptions};
 use crate::link::LinkKind;
 use crate::route_table::RouteTable;
@@ -25,6 +26,35 @@ pub struct Ticket {
     id: u64,
     layer: u16,
     shard: u32,
+}
+
+/// How a partial came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrived {
+    /// It was written to the caller's buffer.
+    Host,
+    /// It lies in the worker's memory until the next submission of the same rows: to be read before that.
+    Shared {
+        /// Window onto that memory ([`super::SharedMemory::open`]).
+        window: u64,
+        /// Its first row there.
+        row: usize,
+        /// Rows of the submission with a NaN or an infinity, ascending.
+        non_finite: Vec<u32>,
+    },
+}
+
+/// A link in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HopLink {
+    /// Name of the expert worker.
+    pub worker: String,
+    /// Transport.
+    pub kind: LinkKind,
+    /// The worker's address on it.
+    pub addr: String,
+    /// Rows go through memory that both see.
+    pub shared: bool,
 }
 
 /// Where the time of one collected submission went. The phases add up to `total`.
@@ -81,13 +111,49 @@ impl HostHop {
         weights: &[f32],
         deadline: Instant,
     ) -> Result<Ticket, HopError> {
-        let (hidden, topk, limit) = (self.drive.shape.hidden, self.drive.shape.topk, self.drive.options.max_rows);
-        let rows = x.len() / hidden.max(1);
+        let (hidden, rows) = (self.drive.shape.hidden, x.len() / self.drive.shape.hidden.max(1));
+        if x.len() != rows * hidden {
+            return Err(HopError::Shape { what: "x", needed: rows * hidden, got: x.len() });
+        }
+        self.submit_rows(layer, shard, Rows::Host(x), rows, ids, weights, deadline)
+    }
+
+    /// As [`HostHop::submit`], of rows that lie in the lent memory ([`HopOptions::lender`]) from row `row` on, complete. They must stay as they are
+    /// until the ticket is collected.
+    ///
+    /// # Errors
+    /// As [`HostHop::submit`]; [`HopError::Shape`] for rows outside of that memory.
+    pub fn submit_lent(
+        &mut self,
+        layer: u16,
+        shard: u32,
+        rows: Range<usize>,
+        ids: &[i32],
+        weights: &[f32],
+        deadline: Instant,
+    ) -> Result<Ticket, HopError> {
+        let lent = self.drive.options.lender.as_ref().map_or(0, |lender| lender.lent.rows as usize);
+        if rows.end > lent {
+            return Err(HopError::Shape { what: "lent memory", needed: rows.end, got: lent });
+        }
+        self.submit_rows(layer, shard, Rows::Lent { row: rows.start, rows: rows.len() }, rows.len(), ids, weights, deadline)
+    }
+
+    fn submit_rows(
+        &mut self,
+        layer: u16,
+        shard: u32,
+        x: Rows<'_>,
+        rows: usize,
+        ids: &[i32],
+        weights: &[f32],
+        deadline: Instant,
+    ) -> Result<Ticket, HopError> {
+        let (topk, limit) = (self.drive.shape.topk, self.drive.options.max_rows);
         if rows == 0 || rows > limit as usize {
             return Err(HopError::Rows { layer, limit, got: rows });
         }
-        for (what, needed, got) in [("x", rows * hidden, x.len()), ("ids", rows * topk, ids.len()), ("weights", rows * topk, weights.len())]
-        {
+        for (what, needed, got) in [("ids", rows * topk, ids.len()), ("weights", rows * topk, weights.len())] {
             if got != needed {
                 return Err(HopError::Shape { what, needed, got });
             }
@@ -100,11 +166,12 @@ impl HostHop {
         Ok(Ticket { id, layer, shard })
     }
 
-    /// Waits for the shard's partial and writes it to `out`, rows × hidden.
+    /// Waits for the shard's partial and writes it to `out`, rows × hidden, or says where in shared memory it lies (only of rows that were
+    /// submitted from lent memory).
     ///
     /// # Errors
     /// [`HopError::DeadlineNoHolder`], [`HopError::Expert`], [`HopError::StaleTicket`], [`HopError::Shape`].
-    pub fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<(), HopError> {
+    pub fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Arrived, HopError> {
         let Ticket { id, layer, shard } = ticket;
         self.run(async |drive| drive.wait(id).await).ok_or(HopError::StaleTicket { layer, shard })?;
         let pending = self.drive.remove(id).ok_or(HopError::StaleTicket { layer, shard })?;
@@ -117,8 +184,13 @@ impl HostHop {
         }
         self.timings = pending.timings();
         self.drive.record(&pending, &self.timings);
-        pending.finish(&self.drive.shape, out, &mut self.drive.pool);
-        Ok(())
+        let window =
+            pending.shared_with().and_then(|id| self.drive.fleet.session(id)).and_then(|(_, s)| s.window.as_ref()).map(|w| w.window);
+        if pending.shared_with().is_some() && window.is_none() {
+            // Answered, but the link ended before this side looked: the memory is given back, and the worker is gone with it.
+            return Err(HopError::StaleTicket { layer, shard });
+        }
+        Ok(pending.finish(&self.drive.shape, out, window, &mut self.drive.pool))
     }
 
     /// Dials what the route table offers and notices what died; returns once nothing is being dialled, or after `budget`. For the
@@ -132,9 +204,14 @@ impl HostHop {
         self.drive.fleet.reachable()
     }
 
-    /// The links in use, by worker: its name, the transport, its address; as of the last call.
-    pub fn links(&self) -> Vec<(String, LinkKind, String)> {
+    /// The links in use, by worker; as of the last call.
+    pub fn links(&self) -> Vec<HopLink> {
         self.drive.fleet.links()
+    }
+
+    /// Whether the worker that would compute `shard` now sees rows in lent memory.
+    pub fn sees_lent(&self, shard: u32) -> bool {
+        self.drive.fleet.choose(shard, &[], None).is_some_and(|choice| choice.session.window.is_some())
     }
 
     /// Forgets which arithmetic serves each shard: call it while no sequence holds state.

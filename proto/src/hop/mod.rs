@@ -8,10 +8,11 @@
 
 use std::time::Duration;
 
-pub use engine::{Dispatch, ExpertEngine};
+pub use engine::{Dispatch, ExpertEngine, Partial};
 pub use handshake::HandshakeError;
-pub use host::{HopTimings, HostHop, Ticket};
+pub use host::{Arrived, HopLink, HopTimings, HostHop, Ticket};
 pub use server::{ExpertListener, ExpertServer, ServerOptions, ServerStats};
+pub use shared::{Lease, Lender, Lent, SharedMemory, SharedRows};
 
 use crate::link::LinkChoice;
 use crate::payload::Precision;
@@ -24,6 +25,7 @@ mod handshake;
 mod host;
 mod outbox;
 mod server;
+mod shared;
 
 /// Submissions of up to this many rows are *latency* class (decode): they overtake bulk pieces on the link and on the worker, and
 /// use no credits. Longer ones are *bulk* (prefill).
@@ -76,6 +78,8 @@ pub struct HopOptions {
     pub connect_timeout: Duration,
     /// Silence after which a dispatch is tried elsewhere, though its link looks alive.
     pub attempt_timeout: Duration,
+    /// Memory lent to workers of this machine, for the rows of a step.
+    pub lender: Option<Lender>,
 }
 
 impl HopOptions {
@@ -103,6 +107,7 @@ impl HopOptions {
             piece_bytes: 1 << 20,
             connect_timeout: Duration::from_secs(2),
             attempt_timeout: Duration::from_secs(10),
+            lender: None,
         }
     }
 }
@@ -153,6 +158,14 @@ pub enum HopError {
         limit: u32,
         /// Rows.
         got: usize,
+    },
+    /// Rows in shared memory that no worker can see could not be read back.
+    #[error("layer {layer}: rows in shared memory could not be read back: {reason}")]
+    ReadBack {
+        /// Layer.
+        layer: u16,
+        /// The device's words.
+        reason: String,
     },
     /// The ticket is of an earlier step, or was collected already.
     #[error("the ticket for layer {layer}, shard {shard} is of another step or was collected already")]

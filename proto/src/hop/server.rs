@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::ExpertEngine;
+use super::{ExpertEngine, SharedMemory};
 use crate::experts::v1::Hello;
 use crate::frame::{MAX_PAYLOAD, VERSION};
 use crate::link::{LinkKind, inproc, tcp};
@@ -44,6 +44,8 @@ pub struct ServerOptions {
     pub max_rows: u32,
     /// How long a wait spins before it parks.
     pub spin: Duration,
+    /// Memory to share with attention workers of this machine.
+    pub memory: Option<Arc<dyn SharedMemory>>,
 }
 
 /// Counters for heartbeats and metrics; all since start.
@@ -94,6 +96,8 @@ impl ServerOptions {
             credits: super::CREDITS,
             arithmetic: self.arithmetic.clone(),
             host: self.host.clone(),
+            shared: Vec::new(),
+            shared_rows: 0,
         }
     }
 }

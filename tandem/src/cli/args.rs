@@ -16,7 +16,7 @@ use crate::failure::Failure;
 
 use super::values::{
     self, Bytes, Cpus, Device, Dtype, ExpertDevice, KvCacheDtype, Link, LoadFormat, LogFormat, MetricsCompat, Preemption, ReasoningFields,
-    Seconds, Split,
+    Seconds, SharedRows, Split,
 };
 
 /// Flags of every role.
@@ -156,6 +156,9 @@ pub struct AttnLimits {
     /// Transport to the expert workers
     #[arg(long, value_enum, default_value = "auto")]
     pub link: Link,
+    /// Rows to expert workers of this machine through memory that both see, instead of the link
+    #[arg(long, value_enum, default_value = "auto")]
+    pub shared_rows: SharedRows,
     /// Let a replica with other arithmetic take over a running sequence: its tokens may then differ
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL")]
     pub allow_mixed_experts: bool,

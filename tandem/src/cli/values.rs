@@ -290,6 +290,27 @@ impl From<Link> for LinkChoice {
     }
 }
 
+/// Whether rows go to expert workers of this machine through memory that both see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SharedRows {
+    /// On GPUs, where copies through a link would count
+    Auto,
+    /// On every device that can
+    On,
+    /// Always over the link
+    Off,
+}
+
+impl From<SharedRows> for Option<bool> {
+    fn from(rows: SharedRows) -> Self {
+        match rows {
+            SharedRows::Auto => None,
+            SharedRows::On => Some(true),
+            SharedRows::Off => Some(false),
+        }
+    }
+}
+
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {

@@ -9,7 +9,7 @@ use tandem_model::{
     budget::{Needs, Room, Short, fits},
 };
 use tandem_worker_attn::{RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions, memory};
-use tandem_worker_experts::service::BATCH_ROWS;
+use tandem_worker_experts::{memory as experts, service::batch_rows};
 
 use super::sizes::Sizes;
 
@@ -108,16 +108,21 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     let local = of(&plan.local);
     let partials = (0..g.layers as u32).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
     let held = |device: usize, shards: &[Shard]| sizes.on(ask.kind(device)).shards(g, shards);
+    let pools = memory::pools(g, ask.limits, ask.latents, partials, ask.threads);
     let attn = Needs {
         weights: sizes.on(ask.kind(ask.attn)).trunk().saturating_sub(sizes.narrowed).saturating_add(held(ask.attn, &local)),
         unpacked: sizes.unpacked.saturating_add(sizes.narrowed),
         host: ask.prefixes(g).saturating_add(ask.parked(g)),
-        ..memory::pools(g, ask.limits, ask.latents, partials, ask.threads)
+        workspace: pools.workspace.saturating_add(memory::lent(g, ask.limits, ask.kind(ask.attn))),
+        ..pools
     };
     let mut places = vec![Place { name: "attn".to_owned(), device: ask.attn, needs: attn, shards: local }];
     for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {
         let shards = of(ids);
-        let needs = Needs { weights: held(*device, &shards), ..tandem_worker_experts::memory::pools(g, BATCH_ROWS) };
+        let (kind, rows) = (ask.kind(*device), batch_rows(ask.kind(*device)));
+        let pools = experts::pools(g, rows);
+        let workspace = pools.workspace.saturating_add(experts::lent(g, rows, kind));
+        let needs = Needs { weights: held(*device, &shards), workspace, ..pools };
         places.push(Place { name: format!("experts-{i}"), device: *device, needs, shards });
     }
     Ok(Layout { places, ask: ask.clone() })

@@ -9,6 +9,9 @@
 //!
 //! **Pieces.** A step of many rows goes out and comes back in pieces of [`PIECE_ROWS`]: while one is copied and encoded here, the one before it
 //! is on the wire, and the one before that is computed there.
+//!
+//! **Shared memory.** Where every holder of a layer's shards sees memory that this worker lends (`lent.rs`), rows lie there instead, partials are
+//! read from the workers' memory by the device, and frames carry the choice of experts alone. The bits are the same.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -18,13 +21,12 @@ use std::{
 
 use tandem_kernels::Backend;
 use tandem_proto::{
-    control::v1::LinkInUse,
-    hop::{HopError as LinkError, HostHop, Ticket},
+    hop::{Arrived, HopError as LinkError},
     route_table::RouteTable,
 };
 use tokio::sync::watch;
 
-use super::{Failure, Hop, HopError, HopReport, HopStep, LocalPartials, RoutedRows, sum_on_device};
+use super::{Failure, Hop, HopError, HopReport, HopStep, LocalPartials, RoutedRows, lent::LentRows, sum_on_device, transport::Transport};
 use crate::{cancel::Cancelled, telemetry};
 
 /// How long a dispatch waits before cancelled sequences are looked for. Longer than any layer takes to compute: a dispatch that is
@@ -34,80 +36,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Rows of a piece: enough for products of many rows, few enough that a step of thousands keeps both sides and the link busy.
 pub const PIECE_ROWS: usize = 1024;
 
-/// How long the time between steps may be used for dialling.
-const TEND: Duration = Duration::from_millis(20);
-
 /// Steps over which the average of a layer's waits forgets.
 const MEMORY: u32 = 32;
-
-/// What this hop needs of a transport; [`HostHop`] is the one that crosses processes.
-pub trait Transport: Send {
-    /// A submission that will be collected once.
-    type Ticket: Send;
-    /// A step begins; what was not collected is forgotten.
-    fn begin_step(&mut self, step_id: u64, rows: u32);
-    /// Sends rows (`x` rows × hidden, `ids` and `weights` rows × topk) to the holder of a shard. Never waits for the answer.
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
-    fn submit(
-        &mut self,
-        layer: u16,
-        shard: u32,
-        x: &[f32],
-        ids: &[i32],
-        weights: &[f32],
-        deadline: Instant,
-    ) -> Result<Self::Ticket, LinkError>;
-    /// Waits for the partial, rows × hidden.
-    ///
-    /// # Errors
-    /// Nobody computed it before the deadline, or its holder cannot.
-    fn collect(&mut self, ticket: Self::Ticket, out: &mut [f32]) -> Result<(), LinkError>;
-    /// The time between steps.
-    fn tend(&mut self);
-    /// No sequence holds state now.
-    fn idle(&mut self);
-    /// Shards with a holder that would answer now, ascending.
-    fn reachable(&self) -> Vec<u32>;
-    /// Links in use.
-    fn links(&self) -> Vec<LinkInUse> {
-        Vec::new()
-    }
-}
-
-impl Transport for HostHop {
-    type Ticket = Ticket;
-
-    fn begin_step(&mut self, step_id: u64, rows: u32) {
-        Self::begin_step(self, step_id, rows);
-    }
-
-    fn submit(&mut self, layer: u16, shard: u32, x: &[f32], ids: &[i32], weights: &[f32], deadline: Instant) -> Result<Ticket, LinkError> {
-        Self::submit(self, layer, shard, x, ids, weights, deadline)
-    }
-
-    fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<(), LinkError> {
-        Self::collect(self, ticket, out)
-    }
-
-    fn tend(&mut self) {
-        Self::tend(self, TEND);
-    }
-
-    fn idle(&mut self) {
-        self.release_arithmetic();
-    }
-
-    fn reachable(&self) -> Vec<u32> {
-        self.shards_reachable()
-    }
-
-    fn links(&self) -> Vec<LinkInUse> {
-        let links = Self::links(self).into_iter();
-        links.map(|(worker, link, addr)| LinkInUse { worker, link: link.name().to_owned(), addr }).collect()
-    }
-}
 
 /// A shard that somebody else holds.
 #[derive(Clone, Debug)]
@@ -123,6 +53,8 @@ struct Pending<K> {
     piece: usize,
     /// Rows of the step, ascending.
     rows: Vec<u32>,
+    /// They were submitted from lent memory: all rows of the step, those that do not go there without an expert.
+    lent: bool,
     ticket: K,
 }
 
@@ -138,8 +70,10 @@ pub struct Shape {
 }
 
 /// Remote shards over a transport, local ones on the device.
-pub struct HostRows<T: Transport> {
+pub struct HostRows<T: Transport, B: Backend> {
     transport: T,
+    /// Rows in memory that workers of this machine see.
+    lent: Option<LentRows<B>>,
     routes: watch::Receiver<RouteTable>,
     shape: Shape,
     local: HashSet<u32>,
@@ -151,6 +85,8 @@ pub struct HostRows<T: Transport> {
     /// Segment of each row.
     owner: Vec<u32>,
     layer: usize,
+    /// The layer's rows lie in lent memory.
+    in_lent: bool,
     piece_rows: usize,
     x: Vec<f32>,
     ids: Vec<i32>,
@@ -173,11 +109,12 @@ struct SentRows {
     weights: Vec<f32>,
 }
 
-impl<T: Transport> HostRows<T> {
+impl<T: Transport, B: Backend> HostRows<T, B> {
     /// A hop whose shards are those of `routes`, but for the ones in `local`.
     pub fn new(transport: T, routes: watch::Receiver<RouteTable>, shape: Shape, local: &[u32], cancelled: Cancelled) -> Self {
         Self {
             transport,
+            lent: None,
             routes,
             shape,
             local: local.iter().copied().collect(),
@@ -187,6 +124,7 @@ impl<T: Transport> HostRows<T> {
             failed: Vec::new(),
             owner: Vec::new(),
             layer: 0,
+            in_lent: false,
             piece_rows: PIECE_ROWS,
             x: Vec::new(),
             ids: Vec::new(),
@@ -203,6 +141,12 @@ impl<T: Transport> HostRows<T> {
     #[must_use]
     pub fn with_piece_rows(self, piece_rows: usize) -> Self {
         Self { piece_rows: piece_rows.max(1), ..self }
+    }
+
+    /// The same hop with memory that the transport's workers may see.
+    #[must_use]
+    pub fn with_lent(self, lent: Option<LentRows<B>>) -> Self {
+        Self { lent, ..self }
     }
 
     /// The transport.
@@ -239,7 +183,7 @@ impl<T: Transport> HostRows<T> {
     }
 
     /// Sends rows of the current layer to a shard; `None` where there was nothing to send, or it could not be.
-    fn send(&mut self, shard: Remote, piece: usize, rows: Vec<u32>) -> Result<Option<Pending<T::Ticket>>, HopError> {
+    fn send(&mut self, shard: Remote, piece: usize, rows: Vec<u32>, lent: bool) -> Result<Option<Pending<T::Ticket>>, HopError> {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(None) };
         let run = *first as usize..*last as usize + 1;
         let (d, k) = (self.shape.hidden, self.shape.topk);
@@ -247,11 +191,16 @@ impl<T: Transport> HostRows<T> {
         sent.x.clear();
         sent.ids.clear();
         sent.weights.clear();
-        let scattered = run.len() > rows.len();
+        let scattered = run.len() > rows.len() && !lent;
         for &row in &rows {
             let row = row as usize;
             if scattered {
                 sent.x.extend(&self.x[row * d..(row + 1) * d]);
+            }
+            if lent {
+                // Rows lie where they lie in the step: those between, which stay at home, choose nobody.
+                sent.ids.resize(row * k, -1);
+                sent.weights.resize(row * k, 0.0);
             }
             sent.weights.extend(&self.weights[row * k..(row + 1) * k]);
             let start = sent.ids.len();
@@ -264,28 +213,34 @@ impl<T: Transport> HostRows<T> {
         }
         let until = rows.iter().map(|row| self.step.segments[self.owner[*row as usize] as usize].deadline).min();
         let deadline = until.unwrap_or_else(Instant::now).min(Instant::now() + PATIENCE);
-        let x = if scattered { &sent.x } else { &self.x[run.start * d..run.end * d] };
-        match self.transport.submit(self.layer as u16, shard.id, x, &sent.ids, &sent.weights, deadline) {
-            Ok(ticket) => Ok(Some(Pending { shard, piece, rows, ticket })),
+        let layer = self.layer as u16;
+        let submitted = if lent {
+            let all = self.step.rows;
+            sent.ids.resize(all * k, -1);
+            sent.weights.resize(all * k, 0.0);
+            self.transport.submit_lent(layer, shard.id, all, &sent.ids, &sent.weights, deadline)
+        } else {
+            let x = if scattered { &sent.x } else { &self.x[run.start * d..run.end * d] };
+            self.transport.submit(layer, shard.id, x, &sent.ids, &sent.weights, deadline)
+        };
+        match submitted {
+            Ok(ticket) => Ok(Some(Pending { shard, piece, rows, lent, ticket })),
             Err(e) => self.fail_rows(&rows, &Failure::Internal { message: e.to_string() }).map(|()| None),
         }
     }
 
-    /// Waits for one dispatch, as often as it takes, and adds its partials to the sum.
-    fn receive(&mut self, pending: Pending<T::Ticket>) -> Result<(), HopError> {
+    /// Waits for one dispatch, as often as it takes; `None` where nothing came of it. What came is all rows of the step where they were lent.
+    fn wait(&mut self, pending: Pending<T::Ticket>) -> Result<Option<(u32, Vec<u32>, Arrived)>, HopError> {
         let mut next = Some(pending);
-        while let Some(Pending { shard, piece, rows, ticket }) = next {
-            let len = rows.len() * self.shape.hidden;
+        while let Some(Pending { shard, piece, rows, lent, ticket }) = next {
+            let len = if lent { self.step.rows } else { rows.len() } * self.shape.hidden;
             self.partial.resize(self.partial.len().max(len), 0.0);
             next = match self.transport.collect(ticket, &mut self.partial[..len]) {
-                Ok(()) => {
-                    self.add_rows(shard.id, &rows)?;
-                    None
-                }
+                Ok(arrived) => return Ok(Some((shard.id, rows, arrived))),
                 Err(e @ LinkError::DeadlineNoHolder { .. }) => {
                     self.end_overdue(&rows, &e.to_string())?;
                     let left = rows.into_iter().filter(|row| self.failed[self.owner[*row as usize] as usize].is_none()).collect();
-                    self.send(shard, piece, left)?
+                    self.send(shard, piece, left, lent)?
                 }
                 Err(e) => {
                     self.fail_rows(&rows, &Failure::Internal { message: e.to_string() })?;
@@ -293,7 +248,82 @@ impl<T: Transport> HostRows<T> {
                 }
             };
         }
+        Ok(None)
+    }
+
+    /// Waits for one dispatch and adds its partials to the sum on the host.
+    fn receive(&mut self, pending: Pending<T::Ticket>) -> Result<(), HopError> {
+        match self.wait(pending)? {
+            Some((shard, rows, _)) => self.add_rows(shard, &rows),
+            None => Ok(()),
+        }
+    }
+
+    /// Sums the layer's partials on the device, where remote ones lie in memory that it sees; those that came in frames after all are
+    /// uploaded. Rows with a NaN or an infinity end their sequences.
+    fn sum_lent(&mut self, b: &B, rows: usize, local: LocalPartials<'_, B>, out: &mut B::Buf) -> Result<(), HopError> {
+        let d = self.shape.hidden;
+        let mut here = local.shards.iter().zip(local.partials.iter_mut()).peekable();
+        let mut any = false;
+        while let Some(pending) = self.pending.pop_front() {
+            while let Some((id, partial)) = here.next_if(|(id, _)| **id < pending.shard.id) {
+                self.sum_local(b, *id, rows, partial, out, &mut any)?;
+            }
+            let Some((shard, _, arrived)) = self.wait(pending)? else { continue };
+            let bad = match arrived {
+                Arrived::Shared { window, row, non_finite } => {
+                    let lent = self.lent.as_ref().ok_or(HopError::Uncovered { layer: self.layer })?;
+                    lent.sum(b, rows * d, window, row * d, out, any)?;
+                    non_finite
+                }
+                Arrived::Host => {
+                    let partial = &self.partial[..rows * d];
+                    let lent = self.lent.as_mut().ok_or(HopError::Uncovered { layer: self.layer })?;
+                    lent.sum_host(b, partial, rows, d, out, any)?
+                }
+            };
+            any = true;
+            self.end_non_finite(shard, &bad)?;
+        }
+        for (id, partial) in here {
+            self.sum_local(b, *id, rows, partial, out, &mut any)?;
+        }
+        if !any {
+            self.sum.clear();
+            self.sum.resize(rows * d, 0.0);
+            b.upload(&self.sum, out, 0);
+        }
         Ok(())
+    }
+
+    /// Adds what a local shard computed, on the device; the first one's buffer becomes `out`.
+    fn sum_local(
+        &mut self,
+        b: &B,
+        shard: u32,
+        rows: usize,
+        partial: &mut B::Buf,
+        out: &mut B::Buf,
+        any: &mut bool,
+    ) -> Result<(), HopError> {
+        let bad = b.non_finite(rows, self.shape.hidden, partial)?;
+        if std::mem::replace(any, true) {
+            b.add(rows, self.shape.hidden, partial, out);
+        } else {
+            std::mem::swap(partial, out);
+        }
+        self.end_non_finite(shard, &bad)
+    }
+
+    /// Ends the sequences of rows whose partial is not finite.
+    fn end_non_finite(&mut self, shard: u32, bad: &[u32]) -> Result<(), HopError> {
+        let bad: Vec<u32> = bad.iter().copied().filter(|row| self.failed[self.owner[*row as usize] as usize].is_none()).collect();
+        if bad.is_empty() {
+            return Ok(());
+        }
+        telemetry::nan_rows(bad.len());
+        let failure = Failure::NonFinite { layer: self.layer, shard, rows: bad.len() };
+        self.fail_rows(&bad, &failure)
     }
 
     /// Adds the first `rows.len()` rows of `partial`; a row that is not finite is left out and ends its sequence.
@@ -304,25 +334,28 @@ impl<T: Transport> HostRows<T> {
             if partial.iter().all(|v| v.is_finite()) {
                 let sum = &mut self.sum[row as usize * d..][..d];
                 sum.iter_mut().zip(partial).for_each(|(s, p)| *s += p);
-            } else if self.failed[self.owner[row as usize] as usize].is_none() {
+            } else {
                 bad.push(row);
             }
         }
-        if bad.is_empty() {
-            return Ok(());
-        }
-        telemetry::nan_rows(bad.len());
-        let failure = Failure::NonFinite { layer: self.layer, shard, rows: bad.len() };
-        self.fail_rows(&bad, &failure)
+        self.end_non_finite(shard, &bad)
     }
 
     /// Adds a piece of what a local shard computed.
-    fn add_local<B: Backend>(&mut self, b: &B, shard: u32, partial: &B::Buf, hidden: usize, piece: &Range<usize>) -> Result<(), HopError> {
+    fn add_local(&mut self, b: &B, shard: u32, partial: &B::Buf, hidden: usize, piece: &Range<usize>) -> Result<(), HopError> {
         let len = piece.len() * hidden;
         self.partial.resize(self.partial.len().max(len), 0.0);
         b.download(partial, piece.start * hidden, &mut self.partial[..len])?;
         let rows: Vec<u32> = (piece.start as u32..piece.end as u32).collect();
         self.add_rows(shard, &rows)
+    }
+
+    /// Notes how long the layer waited.
+    fn waited(&mut self, waited: Duration) {
+        telemetry::layer_wait(waited);
+        if let Some(average) = self.waits.get_mut(self.layer) {
+            *average = Some(average.map_or(waited, |average| (average * (MEMORY - 1) + waited) / MEMORY));
+        }
     }
 
     /// Ends the sequences among `rows` whose deadline has passed or that were cancelled.
@@ -361,7 +394,7 @@ fn holds(shard: &Remote, id: i32) -> bool {
     u32::try_from(id).is_ok_and(|id| shard.experts.contains(&id))
 }
 
-impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
+impl<B: Backend, T: Transport> Hop<B> for HostRows<T, B> {
     fn begin_step(&mut self, step: HopStep) {
         self.follow_routes();
         self.transport.begin_step(step.step_id, step.rows as u32);
@@ -384,13 +417,27 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
         self.x.resize(rows.rows * d, 0.0);
         self.ids.resize(rows.rows * k, 0);
         self.weights.resize(rows.rows * k, 0.0);
+        let lent = self.lent.as_ref().filter(|lent| lent.holds(rows.rows) && shards.iter().all(|s| self.transport.sees_lent(s.id)));
+        if let Some(lent) = lent {
+            // There when the ids are: the download waits for all that was enqueued.
+            lent.put(b, rows.rows * d, rows.x);
+        }
+        self.in_lent = lent.is_some();
         b.download_i32(rows.ids, 0, &mut self.ids)?;
         b.download(rows.weights, 0, &mut self.weights)?;
+        if self.in_lent {
+            for shard in shards {
+                let rows = self.rows_for(&shard, 0..rows.rows);
+                let sent = self.send(shard, 0, rows, true)?;
+                self.pending.extend(sent);
+            }
+            return Ok(());
+        }
         for piece in pieces(rows.rows, self.piece_rows) {
             b.download(rows.x, piece.start * d, &mut self.x[piece.start * d..piece.end * d])?;
             for shard in &shards {
                 let rows = self.rows_for(shard, piece.clone());
-                let sent = self.send(shard.clone(), piece.start, rows)?;
+                let sent = self.send(shard.clone(), piece.start, rows, false)?;
                 self.pending.extend(sent);
             }
         }
@@ -405,9 +452,14 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
             sum_on_device(b, rows, hidden, local, out);
             return Ok(());
         }
+        let waited = Instant::now();
+        if self.in_lent {
+            self.sum_lent(b, rows, local, out)?;
+            self.waited(waited.elapsed());
+            return Ok(());
+        }
         self.sum.clear();
         self.sum.resize(rows * hidden, 0.0);
-        let waited = Instant::now();
         for piece in pieces(rows, self.piece_rows) {
             let mut here = local.shards.iter().zip(local.partials.iter()).peekable();
             while let Some(pending) = self.pending.pop_front_if(|pending| pending.piece == piece.start) {
@@ -421,11 +473,7 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T> {
             }
             b.upload(&self.sum[piece.start * hidden..piece.end * hidden], out, piece.start * hidden);
         }
-        let waited = waited.elapsed();
-        telemetry::layer_wait(waited);
-        if let Some(average) = self.waits.get_mut(self.layer) {
-            *average = Some(average.map_or(waited, |average| (average * (MEMORY - 1) + waited) / MEMORY));
-        }
+        self.waited(waited.elapsed());
         Ok(())
     }
 

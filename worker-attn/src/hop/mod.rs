@@ -3,7 +3,9 @@
 //! | file | idea |
 //! |---|---|
 //! | this file | the [`Hop`] trait, and [`LocalOnly`] for a worker that hosts every shard |
-//! | [`host`] | rows through host memory and a network link to expert workers |
+//! | [`host`] | rows to expert workers, through host memory and a network link or through memory that both see |
+//! | [`lent`] | that memory |
+//! | [`transport`] | what carries rows, or word of them |
 //!
 //! Neighbours: `step.rs` submits and collects; `engine/` ends the sequences of [`Failure`]s.
 //!
@@ -15,6 +17,8 @@
 //! freed, never continued. The other segments of the step are untouched and go on.
 
 pub mod host;
+pub mod lent;
+pub mod transport;
 
 use std::{
     fmt,

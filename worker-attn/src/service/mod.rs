@@ -52,7 +52,10 @@ use crate::{
         thread::{self, Load, Mailbox},
     },
     guide::Guides,
-    hop::host::{HostRows, Shape},
+    hop::{
+        host::{HostRows, Shape},
+        lent::LentRows,
+    },
     memory,
     model::StepError,
     telemetry,
@@ -238,10 +241,13 @@ impl<B: Backend> Worker<B> {
         options.spin = self.config.spin;
         options.max_rows = self.limits.max_rows as u32;
         options.allow_mixed_experts = self.config.allow_mixed_experts;
+        let lent = if self.config.shares_rows() { LentRows::new(model.backend(), shape.hidden, self.limits.max_rows) } else { None };
+        let (lent, lender) = lent.unzip();
+        options.lender = lender;
         let hop = HostHop::new(options, member.routes.clone())?;
         let ids: Vec<u32> = local.iter().map(|s| s.id).collect();
         let (mailbox, inbox, cancelled) = thread::mailbox();
-        let hop = HostRows::new(hop, member.routes.clone(), shape, &ids, cancelled);
+        let hop = HostRows::new(hop, member.routes.clone(), shape, &ids, cancelled).with_lent(lent);
         let (sender, events) = mpsc::unbounded_channel();
         // A receiver that is gone means that the process ends.
         let sink: Sink = Arc::new(move |events| drop(sender.send(events)));

@@ -153,7 +153,7 @@ pub(super) fn stale_answers_are_not_taken(stage: &Stage) {
             listening.send(()).unwrap();
             let (mut sink, mut source) = listener.accept().await.unwrap().split();
             let welcome = Hello { epoch: 1, shards: vec![0], max_rows: 4096, arithmetic: "fake".into(), ..hello(1) };
-            handshake::answer(&mut sink, &mut source, &welcome).await.unwrap();
+            handshake::answer(&mut sink, &mut source, &welcome, |_| welcome.clone()).await.unwrap();
             while let Ok(Some(frame)) = source.recv().await {
                 if frame.header.kind == Kind::Dispatch {
                     for answer in lies(&frame) {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::hop::{Dispatch, ExpertEngine, ExpertListener, ExpertServer, HopOptions, HostHop, ServerOptions};
+use super::shared::Board;
+use crate::hop::{Dispatch, ExpertEngine, ExpertListener, ExpertServer, HopOptions, HostHop, Partial, ServerOptions};
 use crate::link::LinkKind;
 use crate::payload::{Precision, bf16_bits};
 use crate::route_table::{Address, Holder, Route, RouteTable, ShardDesc};
@@ -40,15 +41,21 @@ pub(super) struct Fake {
     log: Log,
     gate: Option<(Sender<()>, Receiver<()>)>,
     fails: bool,
+    board: Option<Arc<Board>>,
 }
 
 impl Fake {
     pub fn new(log: &Log) -> Self {
-        Self { log: Arc::clone(log), gate: None, fails: false }
+        Self { log: Arc::clone(log), gate: None, fails: false, board: None }
     }
 
     pub fn failing(log: &Log) -> Self {
         Self { fails: true, ..Self::new(log) }
+    }
+
+    /// An engine that finds rows in shared memory.
+    pub fn sharing(self, board: &Arc<Board>) -> Self {
+        Self { board: Some(Arc::clone(board)), ..self }
     }
 
     /// An engine that says when it is entered and waits to be let on. It runs free once the gate is dropped.
@@ -59,7 +66,7 @@ impl Fake {
 }
 
 impl ExpertEngine for Fake {
-    fn execute(&mut self, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Vec<f32>, String>> {
+    fn execute(&mut self, layer: u16, dispatches: &[Dispatch<'_>]) -> Vec<Result<Partial, String>> {
         self.log.lock().push((layer, dispatches.iter().map(|d| d.rows).collect()));
         if let Some((entered, open)) = &self.gate {
             let _ = entered.send(());
@@ -68,7 +75,16 @@ impl ExpertEngine for Fake {
         if self.fails {
             return vec![Err("the bank is on fire".into()); dispatches.len()];
         }
-        dispatches.iter().map(|d| Ok(partial(layer, d.shard, d.x, d.ids, d.weights))).collect()
+        let compute = |d: &Dispatch<'_>| match (d.shared, &self.board) {
+            (Some(shared), Some(board)) => {
+                let x = board.look(shared.lease.window, shared.row, d.rows);
+                let partial = partial(layer, d.shard, &x, d.ids, d.weights);
+                board.write(shared.lease.region, shared.row, &partial);
+                Partial::Shared { non_finite: board.bad.lock().clone() }
+            }
+            _ => partial(layer, d.shard, d.x, d.ids, d.weights).into(),
+        };
+        dispatches.iter().map(|d| Ok(compute(d))).collect()
     }
 }
 
@@ -147,6 +163,7 @@ impl Stage {
             shards: shards.to_vec(),
             max_rows: 4096,
             spin: Duration::from_micros(50),
+            memory: None,
         }
     }
 
@@ -204,5 +221,5 @@ pub(super) fn holder(options: &ServerOptions, addresses: &[Address]) -> Holder {
 pub(super) fn ask(hop: &mut HostHop, layer: u16, shard: u32, rows: &Rows) -> Result<Vec<f32>, crate::hop::HopError> {
     let ticket = hop.submit(layer, shard, &rows.x, &rows.ids, &rows.weights, soon())?;
     let mut out = vec![f32::NAN; rows.x.len()];
-    hop.collect(ticket, &mut out).map(|()| out)
+    hop.collect(ticket, &mut out).map(|_| out)
 }

@@ -67,7 +67,7 @@ proptest! {
         prop_assert_eq!(group.dispatch().x, &rows);
         prop_assert_eq!(group.dispatch().rows, total as usize);
         prop_assert!(group.dispatch().ids.chunks(2).enumerate().all(|(row, ids)| ids == [row as i32; 2]));
-        let frames = gather.answer(group, Ok(rows), ExpertTimings::default());
+        let frames = gather.answer(group, Ok(rows.into()), ExpertTimings::default());
         let keys: Vec<_> = frames.iter().map(|f| (f.header.key(), f.header.rows)).collect();
         let asked: Vec<_> = pieces.iter().map(|p| (p.0.key(), p.0.rows)).collect();
         prop_assert_eq!(keys, asked);
@@ -81,14 +81,51 @@ fn an_answered_piece_is_replayed_not_computed() {
     let sent = piece(1, 5, 0, 0, 2, 2);
     assert_eq!(accept(&mut gather, 1, &sent), Ok(Accepted::Ready));
     let group = gather.take_batch().unwrap().groups.pop().unwrap();
-    let frames = gather.answer(group, Ok(vec![1.5; 6]), ExpertTimings::default());
+    let frames = gather.answer(group, Ok(vec![1.5; 6].into()), ExpertTimings::default());
     assert_eq!(accept(&mut gather, 2, &sent), Ok(Accepted::Replay(frames[0].clone())));
     assert!(!gather.has_work());
     // The attention worker moves on: the answer is forgotten.
     assert_eq!(accept(&mut gather, 2, &piece(1, 6, 0, 0, 1, 1)), Ok(Accepted::Ready));
     let group = gather.take_batch().unwrap().groups.pop().unwrap();
-    gather.answer(group, Ok(vec![0.0; 3]), ExpertTimings::default());
+    gather.answer(group, Ok(vec![0.0; 3].into()), ExpertTimings::default());
     assert_eq!(accept(&mut gather, 2, &sent), Ok(Accepted::Ready));
+}
+
+/// A piece whose rows are in shared memory from row `row` on.
+fn shared_piece(row: u64, rows: u32) -> (Header, Bytes) {
+    let (header, _) = piece(1, 5, 0, 0, rows, rows);
+    let mut payload = bytes::BytesMut::new();
+    SHAPE.put_shared_dispatch(&mut payload, row, &vec![3; rows as usize * 2], &vec![0.5; rows as usize * 2]);
+    (Header { dtype: Dtype::Shared, ..header }, payload.freeze())
+}
+
+#[test]
+fn rows_in_shared_memory_are_those_of_the_link_that_asks_last() {
+    let mut gather = gather();
+    let refused = |gather: &mut Gather, piece: &_| accept(gather, 1, piece).unwrap_err();
+    assert!(refused(&mut gather, &shared_piece(0, 2)).contains("none is lent"));
+    let lease = |window| Lease { window, region: window + 1, rows: 10 };
+    gather.lend(1, lease(100));
+    assert!(refused(&mut gather, &shared_piece(9, 2)).contains("within 10 rows"));
+    assert!(refused(&mut gather, &shared_piece(u64::MAX, 2)).contains("within 10 rows"));
+    let half = (Header { rows_total: 4, ..shared_piece(0, 2).0 }, shared_piece(0, 2).1);
+    assert!(refused(&mut gather, &half).contains("one piece"));
+    assert_eq!(accept(&mut gather, 1, &shared_piece(8, 2)), Ok(Accepted::Ready));
+    assert_eq!(accept(&mut gather, 1, &shared_piece(8, 2)), Ok(Accepted::Duplicate));
+    // The same rows over a new link, before the end of the old one is noticed: nothing of the old lease is used any more.
+    gather.lend(2, lease(200));
+    assert_eq!(accept(&mut gather, 2, &shared_piece(8, 2)), Ok(Accepted::Ready));
+    gather.disconnect(1);
+    let group = gather.take_batch().unwrap().groups.pop().unwrap();
+    assert_eq!(group.dispatch().shared, Some(SharedRows { lease: lease(200), row: 8 }));
+    assert!(group.dispatch().x.is_empty() && group.dispatch().ids == [3; 4]);
+    let frames = gather.answer(group, Ok(Partial::Shared { non_finite: vec![1] }), ExpertTimings::default());
+    assert_eq!((frames.len(), frames[0].header.dtype), (1, Dtype::Shared));
+    // Not replayed: its place may hold another layer's rows by now. And a link without a lease gets the rows by frame.
+    assert_eq!(accept(&mut gather, 2, &shared_piece(8, 2)), Ok(Accepted::Ready));
+    assert_eq!(accept(&mut gather, 3, &piece(1, 5, 0, 0, 2, 2)), Ok(Accepted::Ready));
+    assert_eq!(gather.take_batch().unwrap().groups.pop().unwrap().dispatch().shared, None);
+    assert!(!gather.has_work());
 }
 
 #[test]
@@ -98,7 +135,7 @@ fn a_failure_is_answered_and_computed_again() {
     for result in [Err("no memory".to_owned()), Ok(vec![0.0; 5])] {
         assert_eq!(accept(&mut gather, 1, &sent), Ok(Accepted::Ready));
         let group = gather.take_batch().unwrap().groups.pop().unwrap();
-        let frames = gather.answer(group, result, ExpertTimings::default());
+        let frames = gather.answer(group, result.map(Partial::from), ExpertTimings::default());
         assert_eq!((frames.len(), frames[0].header.kind, frames[0].header.key()), (1, Kind::Error, sent.0.key()));
     }
 }
@@ -152,7 +189,7 @@ fn what_does_not_fit_is_named() {
     assert_eq!(refused(|p| p.0.shard_id = 9), "shard is 9; this worker holds [0, 1]");
     assert_eq!(refused(|p| p.0.rows_total = 1001), "a submission of 1001 rows; at most 1000");
     assert!(refused(|p| p.1 = p.1.slice(1..)).contains("dispatch payload is 55 bytes long; 2 rows need 56"));
-    assert!(refused(|p| p.0.dtype = crate::frame::Dtype::Bf16).contains("holds Bf16; needed F32"));
+    assert!(refused(|p| p.0.dtype = Dtype::Bf16).contains("holds Bf16; needed F32"));
     accept(&mut gather, 1, &piece(1, 5, 0, 0, 2, 4)).unwrap();
     assert!(accept(&mut gather, 1, &piece(1, 5, 0, 2, 2, 5)).unwrap_err().contains("rows_total is 5; an earlier piece"));
     assert!(accept(&mut gather, 1, &piece(1, 5, 0, 1, 2, 4)).unwrap_err().contains("overlap"));

@@ -10,7 +10,7 @@ use super::HopTimings;
 use super::fleet::Fleet;
 use super::pending::{Pending, Took};
 use super::session::{Event, Events, SessionId};
-use crate::frame::{Frame, Header, Kind};
+use crate::frame::{Frame, Header, Kind, MAX_PAYLOAD};
 use crate::hop::{HopError, HopOptions, turn};
 use crate::link::LinkKind;
 use crate::payload::{BufferPool, RowShape};
@@ -168,6 +168,9 @@ impl Drive {
     /// The failure of a ticket that [`Drive::wait`] returned without an answer.
     pub fn failure(&self, pending: &Pending) -> HopError {
         let (layer, shard) = (pending.layer, pending.shard);
+        if let Some(reason) = &pending.unreadable {
+            return HopError::ReadBack { layer, reason: reason.clone() };
+        }
         if let (true, Some((worker, message))) = (pending.given_up, pending.failed_on.last()) {
             return HopError::Expert { layer, shard, worker: worker.clone(), message: message.clone() };
         }
@@ -294,8 +297,10 @@ impl Drive {
 
     /// Takes submissions back from sessions that are gone.
     fn unassign_lost(&mut self, reason: &'static str) {
-        for pending in self.pending.iter_mut().filter(|pending| !pending.is_done()) {
+        // A partial in shared memory is gone with the session, answered or not.
+        for pending in self.pending.iter_mut().filter(|pending| !pending.is_done() || pending.shared_with().is_some()) {
             if pending.assigned.is_some_and(|assigned| self.fleet.session(assigned.session).is_none()) {
+                pending.forget_shared();
                 pending.assigned = None;
                 retry(reason);
             }
@@ -328,8 +333,25 @@ impl Drive {
     /// Sends every submission that has no worker to one, if there is one.
     fn assign(&mut self, now: Instant) {
         let head = self.head(Kind::Dispatch);
-        for pending in self.pending.iter_mut().filter(|p| !p.is_done() && p.assigned.is_none() && !p.given_up) {
+        for at in 0..self.pending.len() {
+            let (before, rest) = self.pending.split_at_mut(at);
+            let Some((pending, after)) = rest.split_first_mut() else { return };
+            if pending.is_done() || pending.assigned.is_some() || pending.given_up {
+                continue;
+            }
             let Some(choice) = self.fleet.choose(pending.shard, &pending.failed_on, pending.avoid) else { continue };
+            if let (Some(rows), Some(lender)) = (pending.lent_rows(), &self.options.lender) {
+                // A worker puts partials where their rows are: two submissions of the same rows cannot both be answered there.
+                let others = before.iter().chain(after.iter()).filter(|other| other.shared_with() == Some(choice.session.id));
+                let taken = others.filter_map(Pending::lent_rows).any(|other| other.start < rows.end && rows.start < other.end);
+                let fits = self.shape.shared_dispatch_len(rows.len()) <= MAX_PAYLOAD;
+                let sees = !taken && fits && choice.session.window.as_ref().is_some_and(|window| rows.end <= window.rows as usize);
+                if let Err(reason) = pending.encode_for(sees, lender, &self.shape, self.options.piece_bytes, &mut self.pool) {
+                    pending.unreadable = Some(reason);
+                    pending.given_up = true;
+                    continue;
+                }
+            }
             if choice.mixed {
                 metrics::counter!("tandem_hop_mixed_arithmetic_total").increment(1);
             }

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::HopLink;
 use super::session::{Established, Events, Session, SessionId, spawn_dial};
 use crate::backoff;
 use crate::experts::v1::Hello;
 use crate::frame::{MAX_PAYLOAD, VERSION};
+use crate::hop::shared::OpenWindow;
 use crate::hop::{CREDITS, HopOptions};
-use crate::link::LinkKind;
 use crate::route_table::{Holder, RouteTable};
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -132,6 +133,8 @@ impl Fleet {
                 credits: CREDITS,
                 arithmetic: String::new(),
                 host: options.host.clone(),
+                shared: options.lender.as_ref().map(|lender| lender.lent.handle.clone()).unwrap_or_default(),
+                shared_rows: options.lender.as_ref().map_or(0, |lender| lender.lent.rows),
             };
             let task = spawn_dial(&self.events, &worker.holder, hello, session, options.link, options.connect_timeout);
             worker.link = LinkState::Dialling { session, task, failures: *failures, last: reason.clone() };
@@ -148,10 +151,13 @@ impl Fleet {
         match result {
             Ok(established) => {
                 let (kind, reason) = (established.kind, established.reason.clone());
-                tracing::info!(worker = %name, epoch = worker.holder.epoch, link = %kind, %reason, "connected to an expert worker");
+                let window = window_onto(&self.options, name, &established);
+                let shared = window.is_some();
+                tracing::info!(worker = %name, epoch = worker.holder.epoch, link = %kind, %reason, shared, "connected to an expert worker");
                 metrics::gauge!("tandem_link_info", "worker" => name.to_owned(), "link" => kind.name(), "reason" => reason_label(&reason))
                     .set(1.0);
-                worker.link = LinkState::Live(Session::start(&self.events, id, *established, name));
+                metrics::gauge!("tandem_link_shared", "worker" => name.to_owned()).set(f64::from(u8::from(shared)));
+                worker.link = LinkState::Live(Session::start(&self.events, id, *established, name, window));
                 true
             }
             Err(reason) => {
@@ -192,14 +198,17 @@ impl Fleet {
         })
     }
 
-    /// The running sessions: worker, link, address.
-    pub fn links(&self) -> Vec<(String, LinkKind, String)> {
+    /// The running sessions.
+    pub fn links(&self) -> Vec<HopLink> {
         let live = self.workers.iter().filter_map(|(name, worker)| match &worker.link {
-            LinkState::Live(session) => Some((name.clone(), session.kind, session.peer.clone())),
+            LinkState::Live(session) => {
+                let (kind, addr, shared) = (session.kind, session.peer.clone(), session.window.is_some());
+                Some(HopLink { worker: name.clone(), kind, addr, shared })
+            }
             _ => None,
         });
         let mut links: Vec<_> = live.collect();
-        links.sort();
+        links.sort_by(|a, b| a.worker.cmp(&b.worker));
         links
     }
 
@@ -299,6 +308,16 @@ impl Fleet {
         let routes = self.table.routes.iter();
         routes.filter(|route| route.holders.iter().any(|h| reachable(route.shard.id, h))).map(|route| route.shard.id).collect()
     }
+}
+
+/// A window onto what the worker's Welcome lends, if it lends anything.
+fn window_onto(options: &HopOptions, worker: &str, established: &Established) -> Option<OpenWindow> {
+    let (lender, welcome) = (options.lender.as_ref()?, &established.welcome);
+    if welcome.shared.is_empty() {
+        return None;
+    }
+    let opened = OpenWindow::open(lender, &welcome.shared, welcome.shared_rows);
+    opened.inspect_err(|reason| tracing::info!(%worker, %reason, "its memory cannot be shared: rows go over the link")).ok()
 }
 
 impl Drop for Worker {

@@ -14,6 +14,7 @@ use crate::experts::v1::Hello;
 use crate::frame::{Frame, Header, Kind};
 use crate::hop::handshake;
 use crate::hop::outbox::{Outbox, is_bulk};
+use crate::hop::shared::OpenWindow;
 use crate::link::{AnySink, AnySource, FrameSource, Link, LinkChoice, LinkKind, dial};
 use crate::route_table::Holder;
 use crate::telemetry::DISPATCH_SECONDS;
@@ -99,6 +100,8 @@ pub(super) struct Session {
     pub kind: LinkKind,
     /// The worker's address on that link.
     pub peer: String,
+    /// The worker sees rows in lent memory, and this side its partials.
+    pub window: Option<OpenWindow>,
     pub shards: Vec<u32>,
     pub outbox: Arc<Outbox>,
     /// When the worker last answered, or the transport last took something.
@@ -133,7 +136,7 @@ impl SessionMetrics {
 
 impl Session {
     /// Starts the reader and the writer on the current runtime.
-    pub fn start(events: &Arc<Events>, id: SessionId, established: Established, worker: &str) -> Self {
+    pub fn start(events: &Arc<Events>, id: SessionId, established: Established, worker: &str, window: Option<OpenWindow>) -> Self {
         let Established { welcome, kind, peer, mut sink, source, .. } = established;
         let outbox = Arc::new(Outbox::new(welcome.credits));
         let writer = {
@@ -156,6 +159,7 @@ impl Session {
             id,
             kind,
             peer,
+            window,
             shards: welcome.shards,
             outbox,
             heard: Instant::now(),

@@ -18,6 +18,7 @@ use crate::frame::{ErrorCode, Frame, Header, Kind};
 use crate::hop::engine::{Dispatch, ExpertEngine};
 use crate::hop::gather::{Accepted, Batch, ConnId, Gather, GatherLimits, error_frame};
 use crate::hop::outbox::{Outbox, is_bulk};
+use crate::hop::shared::{HeldLease, SharedMemory};
 use crate::hop::{HandshakeError, handshake, turn};
 use crate::link::grpc::GrpcListener;
 use crate::link::tcp::TcpLinkListener;
@@ -32,6 +33,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 /// What the tasks of the thread share.
 struct Core {
     welcome: Hello,
+    memory: Option<Arc<dyn SharedMemory>>,
     spin: Duration,
     gather: Mutex<Gather>,
     connections: Mutex<HashMap<ConnId, Arc<Outbox>>>,
@@ -62,6 +64,7 @@ pub(super) async fn run(
     let limits = GatherLimits { shape: options.shape(), shards: options.shards.clone(), max_rows: options.max_rows };
     let core = Arc::new(Core {
         welcome: options.welcome(),
+        memory: options.memory.clone(),
         spin: options.spin,
         gather: Mutex::new(Gather::new(limits)),
         connections: Mutex::default(),
@@ -201,14 +204,23 @@ async fn accept(core: Arc<Core>, mut listener: AnyListener, stop: CancellationTo
 async fn connection(core: Arc<Core>, link: AnyLink, id: ConnId) {
     let (kind, peer) = (link.kind(), link.peer().to_owned());
     let (mut sink, mut source) = link.split();
-    let shake = handshake::answer(&mut sink, &mut source, &core.welcome);
+    let mut lease = None;
+    let welcome = |hello: &Hello| {
+        lease = lease_for(&core, hello);
+        let (shared, shared_rows) = lease.as_ref().map_or((Vec::new(), 0), |held| (held.handle.clone(), held.lease.rows));
+        Hello { shared, shared_rows, ..core.welcome.clone() }
+    };
+    let shake = handshake::answer(&mut sink, &mut source, &core.welcome, welcome);
     let hello = match tokio::time::timeout(HANDSHAKE_TIMEOUT, shake).await {
         Ok(Ok(hello)) => hello,
         Ok(Err(error @ HandshakeError::Mismatch { .. })) => return tracing::error!(%peer, %kind, %error, "refused an attention worker"),
         Ok(Err(error)) => return tracing::warn!(%peer, %kind, %error, "a data link did not come up"),
         Err(_) => return tracing::warn!(%peer, %kind, "a data link said nothing for {HANDSHAKE_TIMEOUT:?}"),
     };
-    tracing::info!(attention = %hello.name, epoch = hello.epoch, %peer, %kind, "attention worker connected");
+    tracing::info!(attention = %hello.name, epoch = hello.epoch, %peer, %kind, shared = lease.is_some(), "attention worker connected");
+    if let Some(held) = &lease {
+        core.gather.lock().lend(id, held.lease);
+    }
     let outbox = Arc::new(Outbox::new(hello.credits));
     core.connections.lock().insert(id, Arc::clone(&outbox));
     core.stats.connections.fetch_add(1, Ordering::Relaxed);
@@ -221,11 +233,19 @@ async fn connection(core: Arc<Core>, link: AnyLink, id: ConnId) {
     };
     core.connections.lock().remove(&id);
     core.gather.lock().disconnect(id);
+    drop(lease);
     core.stats.connections.fetch_sub(1, Ordering::Relaxed);
     match ended {
         Ok(()) => tracing::info!(attention = %hello.name, %peer, "attention worker disconnected"),
         Err(error) => tracing::warn!(attention = %hello.name, %peer, %error, "lost an attention worker"),
     }
+}
+
+/// Memory for the rows of an attention worker that lends its own, where each side can open the other's.
+fn lease_for(core: &Core, hello: &Hello) -> Option<HeldLease> {
+    let memory = core.memory.as_ref().filter(|_| !hello.shared.is_empty())?;
+    let opened = HeldLease::new(memory, &hello.shared, hello.shared_rows);
+    opened.inspect_err(|reason| tracing::info!(attention = %hello.name, %reason, "its memory cannot be shared: rows go over the link")).ok()
 }
 
 /// Reads frames into the gathering memory until the link ends.
