@@ -7,7 +7,7 @@
 //! | [`iq`] | IQ1 … IQ3: 256 elements, entries of a codebook of lattice points |
 //! | [`lut`] | IQ4_NL IQ4_XS MXFP4 NVFP4: 4-bit codes through a table of 16 values |
 //!
-//! Every function takes one block and gives its elements in order, as f32 or to a [`sink::Sink`]. Products are never fused, as the reference does not fuse them.
+//! Every function takes one block and gives its elements in order, as f32 or to a sink (`sink.rs`). Products are never fused, as the reference does not fuse them.
 
 pub mod iq;
 pub mod k;
