@@ -106,15 +106,17 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
     }
 }
 
-// One block: sorts the pairs (row, place among its k) that the bank holds by expert into `order`, and cuts them into tiles of at most `size`.
-// The order inside of an expert is nobody's business: rows know nothing of each other.
-KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, int size, int* order, int* tiles) {
+// One block: sorts the pairs (row, place among its k) that the bank holds by expert into `order` (`places` long), and cuts them into tiles of at
+// most `size`. Experts begin at multiples of `align`; places that nobody takes are -1. The order inside of an expert is nobody's business: rows know
+// nothing of each other.
+KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, int size, int align, int places, int* order, int* tiles) {
     SHARED int count[MAX_EXPERTS + 1];
     SHARED int next[MAX_EXPERTS];
     SHARED u32 room[32];
     for (int e = tid(); e <= held; e += threads()) count[e] = 0;
     begin_next();
     await_ahead();
+    for (int p = tid(); p < places; p += threads()) order[p] = -1;
     barrier();
     for (int p = tid(); p < pairs; p += threads()) {
         int e = ids[p] - first;
@@ -123,7 +125,7 @@ KERNEL BOUNDS(1024) group_pairs(const int* ids, int pairs, int first, int held, 
     barrier();
     // An expert per thread: its first place and its first tile are sums over the experts before it.
     int n = tid() < held ? count[tid()] : 0, mine = div_up(n, size), all, all_tiles;
-    int at = count_before(n, room, &all), tile = count_before(mine, room, &all_tiles);
+    int at = count_before(div_up(n, align) * align, room, &all), tile = count_before(mine, room, &all_tiles);
     if (tid() < held) next[tid()] = at;
     for (int i = 0; i < mine; i++) {
         tiles[1 + 3 * (tile + i)] = tid();

@@ -1,34 +1,7 @@
 // Products with weights of one stored type, compiled once per type (-DWEIGHT=...): scalar for exact f32, on the matrix units for bf16.
 // Neighbours: mma.cuh (the order of sums), experts.cu (grouping of rows), cuda/ops.rs (which kernel when).
-#include "mma.cuh"
-
-// Which rows of activations go through which matrix. Without tiles, tile y is rows [y*8*NT, ...) through the one matrix; with them, tile y
-// is `tiles[1 + 3*y ...] = (expert, first, count)` over `order`, whose entries number outputs; the input row is entry / divide.
-struct Tokens {
-    const int* tiles;
-    const int* order;
-    int divide;
-    int rows;
-};
-
-struct Tile {
-    int expert, first, count;
-};
-
-DEVICE bool tile_of(const Tokens& t, int size, int y, Tile* out) {
-    if (t.tiles) {
-        if (y >= t.tiles[0]) return false;
-        out->expert = t.tiles[1 + 3 * y];
-        out->first = t.tiles[2 + 3 * y];
-        out->count = t.tiles[3 + 3 * y];
-        return true;
-    }
-    out->expert = 0;
-    out->first = y * size;
-    out->count = min_of(size, t.rows - y * size);
-    return out->count > 0;
-}
-DEVICE int entry(const Tokens& t, const Tile& tile, int i) { return t.order ? t.order[tile.first + i] : tile.first + i; }
+#include "tokens.cuh"
+#include "wide.cuh"
 
 // out[row, o] = x[row] . w[o]: a warp per output, lanes over K, eight rows at a time.
 KERNEL BOUNDS(256) linear_any(Matrix m, Tokens t, const float* x, int x_stride, int wide, float* out, int out_stride, int round) {
@@ -351,6 +324,19 @@ KERNEL BIG_BOUNDS linear_big(Matrix m, Tokens t, const u8* x, int x_stride, int 
 KERNEL BIG_BOUNDS glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded) {
     big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
 }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && WEIGHT < 7 // codes have none
+KERNEL WIDE_BOUNDS linear_wide(Matrix m, Tokens t, const u8* x, int x_rows, int shares, Outlet to) {
+    begin_next();
+    await_ahead();
+    wide_products<false>(m, t, x, x_rows, shares, to);
+}
+KERNEL WIDE_BOUNDS glu_wide(Matrix m, Tokens t, const u8* x, int x_rows, int shares, Outlet to) {
+    begin_next();
+    await_ahead();
+    wide_products<true>(m, t, x, x_rows, shares, to);
+}
+#endif
 
 #define FEW(NT, BLOCKS) \
     KERNEL BLOCKS(256) linear_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \

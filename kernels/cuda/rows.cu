@@ -1,4 +1,5 @@
 // Ops that treat rows apart: embedding, norms, sums, conversions, and the activation between two products. Neighbours: cuda/ops.rs.
+#include "hopper.cuh"
 #include "weights.cuh"
 
 // streams[r, n] = table[tokens[r]] for every stream n. A block per row.
@@ -70,6 +71,26 @@ KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, u16* out, 
     const float* row = x + (long long)block_x() * stride;
     u16* to = out + (long long)block_x() * padded;
     for (int i = tid(); i < padded; i += threads()) to[i] = i < cols ? to_bf16(row[i]) : (u16)0;
+}
+
+// Rows of f32 as a bf16 image of `rows` rows (hopper.cuh) for weights of EACH `each`. A block per row of the image: row p of x, or with an order the one
+// of its entry p, number order[p] / divide; none where that is negative.
+KERNEL BOUNDS(256) image_rows(const float* x, int stride, int cols, const int* order, int divide, int each, u8* image, int rows, int padded) {
+    begin_next();
+    await_ahead();
+    int p = block_x(), from = order ? order[p] : p;
+    if (from < 0) return;
+    const float* row = x + (long long)(from / divide) * stride;
+    for (int at = tid() * 8; at < padded; at += threads() * 8) {
+        int in = at % (4 * each), k = at - in + in / 16 * 4 + (in & 8) / 4; // of the first lane; the others' are `each` apart
+        u32 v[4];
+        UNROLL for (int q = 0; q < 4; q++) {
+            int c = k + q * each;
+            v[q] = (u32)(c < cols ? to_bf16(row[c]) : (u16)0) | (u32)(c + 1 < cols ? to_bf16(row[c + 1]) : (u16)0) << 16;
+        }
+        uint4 piece = {v[0], v[1], v[2], v[3]};
+        *(uint4*)(image + image_byte(at, p, rows)) = piece;
+    }
 }
 
 // hidden[r, i] = swiglu(gate[r, i], up[r, i]), where gate and up are the halves of rows `2 * half` wide; in place over gate.

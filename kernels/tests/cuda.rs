@@ -6,9 +6,9 @@
 use std::sync::OnceLock;
 
 use tandem_kernels::{
-    Backend, Elem, IndexerParams, KdaDims, MlaParams, Precision, RouterParams,
+    Backend, Elem, ExpertSource, IndexerParams, KdaDims, MlaParams, Precision, RouterParams,
     conformance::{self, kda::Kda, mhc::Mhc, mla, noise::Noise, rig, router::Router, rows, sample, sequences},
-    cuda::{CudaBackend, CudaOptions, selftest},
+    cuda::{CudaBackend, CudaBuf, CudaOptions, selftest},
     reference::{
         linear::linear,
         norm::sigmoid,
@@ -110,6 +110,66 @@ fn wide_rows() {
             say("attend", mla::Attend::new(seed).and_then(|c| sequences::judge(b, &c, &plan, seed)));
             say("select", sequences::judge(b, &mla::Select::new(seed), &plan, seed));
             say("sample", sample::judge(b, seed + 100));
+        }
+    }
+}
+
+/// In bf16 a row has the same bits however many rows are computed with it: products, gated products and experts of the types that lie as floats or
+/// with scales beside them, at sizes with edges. Many rows go through other kernels than few.
+#[test]
+fn rows_beside_many_have_the_bits_of_rows_alone() {
+    let Some(b) = device(Precision::Bf16) else { return };
+    const FEW: usize = 8;
+    const LIMIT: Option<f32> = Some(7.0);
+    let buf = |values: &[f32]| {
+        let mut buf = b.alloc("x", Elem::F32, values.len()).unwrap();
+        b.upload(values, &mut buf, 0);
+        buf
+    };
+    let read = |buf: &CudaBuf, len: usize| {
+        let mut values = vec![0.0; len];
+        b.download(buf, 0, &mut values).unwrap();
+        values.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+    };
+    for (kind, sizes) in selftest::TYPES[2..12].iter().map(|kind| (*kind, [(129, 200, 2048), (1000, 264, 4096), (300, 72, 448)])).chain([
+        ("bf16", [(1000, 128, 12_288), (129, 300, 16_384), (257, 1000, 4032)]),
+        ("nvfp4", [(1000, 128, 12_288), (129, 300, 16_384), (257, 1000, 4032)]),
+    ]) {
+        for (seed, (rows, out, cols)) in sizes.into_iter().enumerate() {
+            let mut n = Noise::new(seed as u64);
+            let what = format!("{kind}, {rows} rows, {out} x {cols}");
+            let mut matrix = |rows, cols| selftest::matrix(&mut n, kind, rows, cols).unwrap();
+            let (half, hidden) = (out / 2 / 64 * 64 + 64, 192);
+            let expert = ExpertSource { gate: matrix(half, cols), up: matrix(half, cols), down: matrix(cols, half) };
+            let w = b.weight(&[matrix(out, cols)]).unwrap();
+            let gate_up = b.weight(&[matrix(half, cols), matrix(half, cols)]).unwrap();
+            let down = b.weight(&[matrix(hidden, half)]).unwrap();
+            let bank = b.bank(0, vec![expert.clone(), expert.clone(), expert]).unwrap();
+            let x = n.values(rows * cols, 0.0, 1.0);
+            let (ids, weights): (Vec<i32>, Vec<f32>) =
+                (0..rows * 2).map(|i| (((i / 2 * 5 + i % 2) % 4) as i32, 0.25 + (i % 7) as f32)).unzip();
+            // Rows from `first` on: the product's, the gated product's, the experts'.
+            let run = |first: usize, count: usize| {
+                let at = first..first + count;
+                let x = buf(&x[at.start * cols..at.end * cols]);
+                let [mut y, mut both, mut z, mut e] = [out, 2 * half, hidden, cols].map(|width| buf(&vec![0.0; count * width]));
+                let mut chosen = b.alloc("ids", Elem::I32, count * 2).unwrap();
+                b.upload_i32(&ids[at.start * 2..at.end * 2], &mut chosen, 0);
+                b.linear(count, &x, &w, &mut y);
+                b.mlp(count, &x, &gate_up, &down, LIMIT, &mut both, &mut z);
+                b.experts(count, &x, 2, &chosen, &buf(&weights[at.start * 2..at.end * 2]), &bank, LIMIT, &mut e);
+                [read(&y, count * out), read(&z, count * hidden), read(&e, count * cols)]
+            };
+            let all = run(0, rows);
+            for first in [0, rows / 2, rows - FEW] {
+                for (op, (all, few)) in ["product", "gated product", "experts"].iter().zip(all.iter().zip(run(first, FEW))) {
+                    let width = few.len() / FEW;
+                    assert!(
+                        all[first * width..(first + FEW) * width] == few,
+                        "{op} of {what}: rows from {first} on differ from the same rows alone"
+                    );
+                }
+            }
         }
     }
 }

@@ -113,6 +113,19 @@ impl Bench {
         self.line(name, bytes, times)
     }
 
+    /// Times calls that are bound by arithmetic, `operations` each: the median of [`ROUNDS`].
+    fn arithmetic(&self, name: &str, operations: f64, mut op: impl FnMut(usize)) -> Outcome {
+        op(0);
+        self.b.sync()?;
+        let mut times =
+            (0..ROUNDS).map(|_| Ok::<_, BackendError>(self.b.timed(|| (0..3).for_each(&mut op))? / 3.0)).collect::<Result<Vec<_>, _>>()?;
+        self.b.sync()?;
+        times.sort_by(f32::total_cmp);
+        let ms = f64::from(times[times.len() / 2]);
+        println!("| {name:<52} | {:>9.0} | {:>7.1} TFLOP/s      |", ms * 1e3, operations / ms / 1e9);
+        Ok(())
+    }
+
     /// Prints the median.
     fn line(&self, name: &str, bytes: usize, mut times: Vec<f64>) -> Outcome {
         times.sort_by(f64::total_cmp);
@@ -213,6 +226,9 @@ fn gemv(t: &Bench) -> Outcome {
     Ok(())
 }
 
+/// Rows of a prefill's chunk.
+const CHUNKS: [usize; 3] = [1024, 4096, 8192];
+
 fn experts(t: &Bench) -> Outcome {
     let (all, k, inter) = (288, 8, 2048);
     for kind in ["nvfp4", "mxfp4"].into_iter().chain(CODED) {
@@ -227,7 +243,7 @@ fn experts(t: &Bench) -> Outcome {
             })
         };
         let bank = t.b.bank(0, (0..all).map(one).collect::<Result<_, _>>()?)?;
-        for m in ROWS {
+        for m in ROWS.into_iter().chain(CHUNKS) {
             // Uniform choices, other ones in each call.
             let mut x = 88_172_645_463_325_252u64;
             let mut next = || {
@@ -260,7 +276,12 @@ fn experts(t: &Bench) -> Outcome {
             let (x, weights, mut y) = (t.buf(m * D)?, t.buf(m * k)?, t.buf(m * D)?);
             let bytes = stored_bytes(kind, 3 * inter, D) * distinct / sets.len();
             let name = format!("experts {kind}, M = {m} ({:.0} distinct)", distinct as f64 / sets.len() as f64);
-            t.entry(&name, 32, bytes, |i| t.b.experts(m, &x, k, &sets[i % 16], &weights, &bank, Some(10.0), &mut y))?;
+            let op = |i: usize| t.b.experts(m, &x, k, &sets[i % 16], &weights, &bank, Some(10.0), &mut y);
+            if m < CHUNKS[0] {
+                t.entry(&name, 32, bytes, op)?;
+            } else {
+                t.arithmetic(&format!("experts {kind}, {m} rows"), (6 * m * k * inter * D) as f64, op)?;
+            }
         }
     }
     Ok(())
@@ -408,16 +429,13 @@ fn router_and_sampler(t: &Bench) -> Outcome {
 }
 
 fn prefill(t: &Bench) -> Outcome {
-    for (kind, m) in [("bf16", 512), ("bf16", 4096), ("fp8", 4096), ("nvfp4", 4096)] {
+    for (kind, m) in
+        [("bf16", 512), ("bf16", 1024), ("bf16", 4096), ("bf16", 8192), ("fp8", 4096), ("nvfp4", 4096), ("nvfp4", 8192), ("q8_0", 4096)]
+    {
         let (w, _) = t.weights(kind, 24_896, D)?;
         let (x, mut y) = (t.buf(m * D)?, t.buf(m * 24_896)?);
-        let flops = 2.0 * (m * D) as f64 * 24_896.0;
-        let ms = {
-            t.b.linear(m, &x, &w[0], &mut y);
-            t.b.sync()?;
-            t.b.timed(|| (0..3).for_each(|i| t.b.linear(m, &x, &w[i % w.len()], &mut y)))? / 3.0
-        };
-        t.b.sync()?;
+        let name = format!("in-projection {kind}, {m} rows");
+        t.arithmetic(&name, 2.0 * (m * D) as f64 * 24_896.0, |i| t.b.linear(m, &x, &w[i % w.len()], &mut y))?;
         // The first rows alone: another kernel, and the same bits.
         let (mut many, mut few, mut alone) = (vec![0.0; 8 * 24_896], vec![0.0; 8 * 24_896], t.buf(8 * 24_896)?);
         t.b.linear(m, &x, &w[0], &mut y);
@@ -427,12 +445,6 @@ fn prefill(t: &Bench) -> Outcome {
         if many.iter().zip(&few).any(|(a, b)| a.to_bits() != b.to_bits()) {
             return Err(format!("{kind}: rows of {m} differ from the same rows alone").into());
         }
-        println!(
-            "| {:<52} | {:>9.0} | {:>7.1} TFLOP/s      |",
-            format!("in-projection {kind}, {m} rows"),
-            ms * 1e3,
-            flops / f64::from(ms) / 1e9
-        );
     }
     Ok(())
 }

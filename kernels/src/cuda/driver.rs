@@ -31,6 +31,8 @@ pub(super) struct Device {
     pub(super) stream: cu::CUstream,
     /// Whether a kernel may begin before the one ahead has ended (portable.cuh, `await_ahead`).
     early: bool,
+    /// Whether it has wide products (kernels/cuda/wide.cuh).
+    pub(super) wide: bool,
     /// Multiprocessors.
     pub(super) sms: usize,
 }
@@ -58,6 +60,7 @@ impl Device {
             context,
             stream,
             early: found.major >= 9,
+            wide: found.arch() == "sm_90a",
             sms: found.sms.max(1) as usize,
         }))
     }
@@ -246,6 +249,10 @@ unsafe impl Send for Module {}
 const DYNAMIC_SHARED: [&str; 5] = ["mla_attend", "mla_attend_mma", "index_score", "index_score_2", "index_score_8"];
 /// Shared memory of a block that every supported chip has (8.6, 8.9 and 12.0 have the least).
 pub(super) const MOST_SHARED: usize = 99 << 10;
+/// Kernels that are there on Hopper alone, and what their blocks take of it (wide.cuh): eight stages and an image of 16 KiB each from a multiple of
+/// 1024 on, and sixteen gates.
+const WIDE: [&str; 2] = ["linear_wide", "glu_wide"];
+pub(super) const WIDE_SHARED: usize = 1024 + 9 * (16 << 10) + 16 * 8;
 /// What such kernels use beside it.
 const STATIC_SHARED: usize = 2 << 10;
 
@@ -317,9 +324,10 @@ impl Kernels {
         // SAFETY: the module is loaded and is never unloaded.
         unsafe {
             check(name, cu::cuModuleGetFunction(&raw mut function, module.module, text.as_ptr()))?;
-            if DYNAMIC_SHARED.contains(&name) {
+            let most = if WIDE.contains(&name) { WIDE_SHARED } else { MOST_SHARED - STATIC_SHARED };
+            if WIDE.contains(&name) || DYNAMIC_SHARED.contains(&name) {
                 let attribute = cu::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                check(name, cu::cuFuncSetAttribute(function, attribute, (MOST_SHARED - STATIC_SHARED) as i32))?;
+                check(name, cu::cuFuncSetAttribute(function, attribute, most as i32))?;
             }
         }
         module.kernels.insert(name, Kernel(function));

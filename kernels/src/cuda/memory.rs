@@ -76,6 +76,11 @@ pub(super) enum Use {
     Sample,
 }
 
+/// Rows that go through the experts at a time: bounds the scratch.
+pub(super) const EXPERT_ROWS: usize = 1024;
+/// The same where products are wide: weights are read once for them all, and experts need rows enough to fill tiles of 128.
+pub(super) const WIDE_EXPERT_ROWS: usize = 4096;
+
 /// Scratch of the ops. One stream uses it in order, so ops need no scratch of their own.
 #[derive(Default)]
 pub(super) struct Scratch(HashMap<Use, Memory>);

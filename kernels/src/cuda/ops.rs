@@ -6,8 +6,8 @@
 use super::{
     CudaBackend, CudaBank, CudaWeight,
     compile::{EXPERTS, MHC, ROWS},
-    driver::{Grid, launch},
-    memory::{Scratch, Use},
+    driver::{Grid, WIDE_SHARED, launch},
+    memory::{EXPERT_ROWS, Scratch, Use, WIDE_EXPERT_ROWS},
     pack::{Kind, PAD},
     weight::{GateUp, Matrix, Part},
 };
@@ -46,6 +46,23 @@ enum Input {
     F32,
     /// Padded with zeros to a multiple of [`PAD`].
     Bf16 { at: u64, stride: usize },
+    /// An image (hopper.cuh) of `rows` rows for weights of which a lane takes `each` elements at once.
+    Image { at: u64, rows: usize, each: usize },
+}
+
+/// `Outlet` of wide.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Outlet {
+    out: u64,
+    stride: i64,
+    limit: f32,
+    unused: u32,
+    hidden: u64,
+    hidden_rows: i32,
+    each: i32,
+    padded: i32,
+    unused2: u32,
 }
 
 /// The rows that go through a matrix: (how many blocks, how many rows each at most).
@@ -66,6 +83,7 @@ impl Tiling {
             9..=16 => 16,
             _ => 64,
         };
+        // Wide products cut their tiles themselves.
         Self {
             tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 },
             blocks: rows.div_ceil(size),
@@ -84,8 +102,16 @@ const BIG_ROWS: usize = 128;
 const BIG_EXPERT_ROWS: usize = 24;
 /// Warps of a product with few rows that a multiprocessor holds at a time.
 const SM_WARPS: usize = 16;
-/// Rows that go through the experts at a time: bounds the scratch.
-const EXPERT_ROWS: usize = 1024;
+/// Rows of a tile of wide products (wide.cuh, `WIDE_ROWS`), and of how many rows places of an image are a multiple.
+const WIDE_ROWS: usize = 128;
+const IMAGE_ROWS: usize = 8;
+/// Threads of a block of wide products.
+const WIDE_THREADS: usize = 384;
+
+/// Places of an image that holds `pairs` rows in order of `held` experts, each of which begins at a multiple of [`IMAGE_ROWS`].
+fn wide_places(pairs: usize, held: usize) -> usize {
+    (pairs + (IMAGE_ROWS - 1) * held.min(pairs)).next_multiple_of(IMAGE_ROWS)
+}
 
 fn limit_of(limit: Option<f32>) -> f32 {
     limit.unwrap_or(f32::INFINITY)
@@ -101,10 +127,41 @@ impl CudaBackend {
         Ok(Input::Bf16 { at, stride })
     }
 
-    /// Activations as `parts` want them: bf16 where any of them goes to the matrix units.
-    fn input(&self, scratch: &mut Scratch, parts: &[&Part], rows: usize, x: Acts) -> Result<Input, String> {
-        let cols = parts.first().map_or(0, |p| p.cols);
-        if parts.iter().any(|p| p.mma) { self.rounded(scratch, rows, cols, x) } else { Ok(Input::F32) }
+    /// Rounds rows to an image for a part: row p of x, or, with an order of `(entries, divisor)`, the one of its entry p.
+    fn image(&self, scratch: &mut Scratch, part: &Part, rows: usize, x: Acts, order: Option<(u64, i32)>) -> Result<Input, String> {
+        let (padded, room, each) = (part.cols.next_multiple_of(PAD), rows.next_multiple_of(IMAGE_ROWS), part.each());
+        let at = scratch.get(&self.device, Use::Rounded, room * padded * 2)?;
+        let ((order, divide), grid) = (order.unwrap_or((0, 1)), Grid::new([rows, 1, 1], 256));
+        let (stride, cols) = (x.stride as i32, part.cols as i32);
+        launch!(self, ROWS, "image_rows", grid; x.at, stride, cols, order, divide, each as i32, at, room as i32, padded as i32)?;
+        Ok(Input::Image { at, rows: room, each })
+    }
+
+    /// Whether products with a matrix may be wide ones: on Hopper's matrix units, where there are rows enough.
+    fn is_wide(&self, part: &Part) -> bool {
+        self.device.wide && part.mma && part.kind.is_wide()
+    }
+
+    /// Activations as a part wants them; `last` where that is so already.
+    fn input(&self, scratch: &mut Scratch, part: &Part, rows: usize, x: Acts, last: Input) -> Result<Input, String> {
+        let wide = rows >= BIG_ROWS && self.is_wide(part);
+        match last {
+            _ if !part.mma => Ok(last),
+            Input::Image { each, .. } if wide && each == part.each() => Ok(last),
+            Input::Bf16 { .. } if !wide => Ok(last),
+            _ if wide => self.image(scratch, part, rows, x, None),
+            _ => self.rounded(scratch, rows, part.cols, x),
+        }
+    }
+
+    /// A wide product: to `outlet` in f32, or gated.
+    fn wide(&self, part: &Part, t: Tiling, (x, x_rows): (u64, usize), outlet: Outlet) -> Result<(), String> {
+        let (gated, shares) = (outlet.hidden != 0, part.warps() as i32);
+        let groups = if gated { outlet.padded as usize / 64 } else { part.rows.div_ceil(128) };
+        let tiles = if t.tokens.tiles == 0 { (t.tokens.rows as usize).div_ceil(WIDE_ROWS) } else { t.blocks };
+        let grid = Grid { shared: WIDE_SHARED, ..Grid::new([self.device.sms.min(groups * tiles), 1, 1], WIDE_THREADS) };
+        let name = if gated { "glu_wide" } else { "linear_wide" };
+        launch!(self, part.kind.unit(), name, grid; part.matrix, t.tokens, x, x_rows as i32, shares, outlet)
     }
 
     /// Blocks of `warps` warps for `items` groups of outputs of each of `tiles`: as many as the chip holds at a time, which share the items evenly.
@@ -126,6 +183,9 @@ impl CudaBackend {
             let (outputs, name) = if few { (part.rows, "linear_few") } else { (part.rows.div_ceil(8), "linear_any") };
             let grid = Grid::new([outputs, blocks, 1], 256);
             return launch!(self, part.kind.unit(), name, grid; m, tokens, x.at, xs, wide, out, out_stride, round);
+        }
+        if let Input::Image { at, rows, .. } = input {
+            return self.wide(part, t, (at, rows), Outlet { out, stride: stride as i64, ..Outlet::default() });
         }
         if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
             let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
@@ -171,9 +231,11 @@ impl CudaBackend {
         if rows == 0 {
             return Ok(());
         }
-        let parts: Vec<&Part> = w.parts.iter().collect();
-        let input = if round { self.input(scratch, &parts, rows, x)? } else { Input::F32 };
-        for part in parts {
+        let mut input = Input::F32;
+        for part in &w.parts {
+            if round {
+                input = self.input(scratch, part, rows, x, input)?;
+            }
             self.product(part, Tiling::plain(rows), x, input, out + 4 * part.out0 as u64, w.out, round)?;
         }
         Ok(())
@@ -200,7 +262,11 @@ impl CudaBackend {
             && d.mma
         {
             let (t, padded) = (Tiling::plain(rows), half.next_multiple_of(PAD));
-            let input = self.input(scratch, &[gu], rows, x)?;
+            if rows >= BIG_ROWS && self.is_wide(gu) && self.is_wide(d) {
+                let input = self.image(scratch, gu, rows, x, None)?;
+                return self.wide_mlp(scratch, (gu, d), (t, t), input, limit, out, d.rows);
+            }
+            let input = self.rounded(scratch, rows, gu.cols, x)?;
             let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
             self.glu(gu, t, input, limit, hidden, padded)?;
             return self.product(d, t, x, Input::Bf16 { at: hidden, stride: padded }, out, down.out, true);
@@ -208,6 +274,32 @@ impl CudaBackend {
         self.run_linear(scratch, rows, x, gate_up, hidden, true)?;
         launch!(self, ROWS, "swiglu_rows", Grid::new([rows, 1, 1], 256); hidden, half as i32, limit_of(limit))?;
         self.run_linear(scratch, rows, Acts { at: hidden, stride: 2 * half }, down, out, true)
+    }
+
+    /// Both products of a gated MLP as wide ones, over tilings of the input and of the hidden rows; these lie in an image between them.
+    fn wide_mlp(
+        &self,
+        scratch: &mut Scratch,
+        (gate_up, down): (&Part, &Part),
+        (t_in, t_hidden): (Tiling, Tiling),
+        input: Input,
+        limit: Option<f32>,
+        out: u64,
+        stride: usize,
+    ) -> Result<(), String> {
+        let Input::Image { at, rows, .. } = input else { return Err("rows where an image is needed".to_owned()) };
+        let (padded, each) = (down.cols.next_multiple_of(PAD), down.each());
+        let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
+        let gated = Outlet {
+            limit: limit_of(limit),
+            hidden,
+            hidden_rows: rows as i32,
+            each: each as i32,
+            padded: padded as i32,
+            ..Outlet::default()
+        };
+        self.wide(gate_up, t_in, (at, rows), gated)?;
+        self.wide(down, t_hidden, (hidden, rows), Outlet { out, stride: stride as i64, ..Outlet::default() })
     }
 
     /// A shard's partial of `rows` rows.
@@ -222,9 +314,9 @@ impl CudaBackend {
         limit: Option<f32>,
         out: u64,
     ) -> Result<(), String> {
-        let d = bank.hidden;
-        for r0 in (0..rows).step_by(EXPERT_ROWS) {
-            let n = EXPERT_ROWS.min(rows - r0);
+        let (d, most) = (bank.hidden, if self.device.wide { WIDE_EXPERT_ROWS } else { EXPERT_ROWS });
+        for r0 in (0..rows).step_by(most) {
+            let n = most.min(rows - r0);
             let (ids, weights) = (ids + (4 * r0 * k) as u64, weights + (4 * r0 * k) as u64);
             self.expert_rows(scratch, n, x + (4 * r0 * d) as u64, k, (ids, weights), bank, limit, out + (4 * r0 * d) as u64)?;
         }
@@ -245,29 +337,34 @@ impl CudaBackend {
         let Some((gate_up, down)) = &bank.experts else { return Err("a bank without experts".to_owned()) };
         let (d, inter, held, first) = (bank.hidden, bank.inter, bank.held as i32, bank.first as i32);
         let pairs = rows * k;
-        // Small tiles while experts have few rows each; large ones where reading weights once for many rows counts.
-        let size = if pairs <= 4 * bank.held { 8 } else { 64 };
-        let most = pairs.min(bank.held + pairs / size);
-        let order = scratch.get(&self.device, Use::Groups, 4 * (pairs + 4 + 3 * most))?;
-        let tiles = order + 4 * pairs as u64;
-        launch!(self, EXPERTS, "group_pairs", Grid::new([1, 1, 1], 1024); ids, pairs as i32, first, held, size as i32, order, tiles)?;
-
-        let x = Acts { at: x, stride: d };
-        let by_row = Tiling {
-            tokens: Tokens { tiles, order, divide: k as i32, rows: 0 },
-            blocks: most,
-            size,
-            big: pairs >= BIG_EXPERT_ROWS * bank.held,
-        };
-        let by_pair = Tiling { tokens: Tokens { divide: 1, ..by_row.tokens }, ..by_row };
-        let y = scratch.get(&self.device, Use::Pairs, 4 * pairs * d)?;
         let fused = match gate_up {
             GateUp::Stacked(part) if part.mma && down.mma => Some(part),
             _ => None,
         };
-        if let Some(part) = fused {
+        let big = pairs >= BIG_EXPERT_ROWS * bank.held;
+        let wide = fused.filter(|part| big && self.is_wide(part) && self.is_wide(down));
+        // Small tiles while experts have few rows each; large ones where reading weights once for many rows counts.
+        let (size, align) = match wide {
+            Some(_) => (WIDE_ROWS, IMAGE_ROWS),
+            None => (if pairs <= 4 * bank.held { 8 } else { 64 }, 1),
+        };
+        let most = pairs.min(bank.held + pairs / size);
+        let places = if wide.is_some() { wide_places(pairs, bank.held) } else { pairs };
+        let order = scratch.get(&self.device, Use::Groups, 4 * (places + 4 + 3 * most))?;
+        let (tiles, counts) = (order + 4 * places as u64, (size as i32, align as i32, places as i32));
+        let grid = Grid::new([1, 1, 1], 1024);
+        launch!(self, EXPERTS, "group_pairs", grid; ids, pairs as i32, first, held, counts.0, counts.1, counts.2, order, tiles)?;
+
+        let x = Acts { at: x, stride: d };
+        let by_row = Tiling { tokens: Tokens { tiles, order, divide: k as i32, rows: 0 }, blocks: most, size, big };
+        let by_pair = Tiling { tokens: Tokens { divide: 1, ..by_row.tokens }, ..by_row };
+        let y = scratch.get(&self.device, Use::Pairs, 4 * pairs * d)?;
+        if let Some(part) = wide {
+            let input = self.image(scratch, part, places, x, Some((order, k as i32)))?;
+            self.wide_mlp(scratch, (part, down), (by_row, by_pair), input, limit, y, d)?;
+        } else if let Some(part) = fused {
             let padded = inter.next_multiple_of(PAD);
-            let input = self.input(scratch, &[part], rows, x)?;
+            let input = self.rounded(scratch, rows, part.cols, x)?;
             let hidden = scratch.get(&self.device, Use::Hidden, pairs * padded * 2)?;
             self.glu(part, by_row, input, limit, hidden, padded)?;
             self.product(down, by_pair, x, Input::Bf16 { at: hidden, stride: padded }, y, d, true)?;

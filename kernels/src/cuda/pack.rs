@@ -72,6 +72,11 @@ impl Kind {
         }
     }
 
+    /// Whether wide.cuh has products of the type.
+    pub(super) fn is_wide(self) -> bool {
+        matches!(self, Self::Bf16 | Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Q8_0)
+    }
+
     /// Bytes that one of the four lanes of a row takes at once, of the types that lie in tiles (weights.cuh, `Span::BYTES`).
     pub(super) fn lane_bytes(self) -> Option<usize> {
         match self {

@@ -14,6 +14,9 @@ use crate::{
 /// Seeds of the cases at a start: one row and nine.
 const SEEDS: [Range<u64>; 2] = [0..1, 8..9];
 
+/// Seeds and rows of the stored types' cases at a start: few, and so many that products are made by the kernels for many.
+const WIDTHS: [(u64, usize); 2] = [(1, 9), (2, 130)];
+
 /// Stored types that kernels read.
 pub const TYPES: [&str; 30] = [
     "f32",
@@ -82,7 +85,9 @@ impl CudaBackend {
         }
         self.kernels.load_all(compile::UNITS).map_err(|e| self.failed("self-test", e))?;
         for kind in AT_START {
-            stored_type(self, kind, 1, 9).map_err(|e| differs(format!("{kind} weights: {e}")))?;
+            for (seed, rows) in WIDTHS {
+                stored_type(self, kind, seed, rows).map_err(|e| differs(format!("{kind} weights, {rows} rows: {e}")))?;
+            }
         }
         tracing::info!(seconds = began.elapsed().as_secs_f64(), "self-test passed");
         Ok(())

@@ -287,6 +287,11 @@ impl Part {
         Self { mma: false, _memory: Vec::new(), ..*self }
     }
 
+    /// Elements of K that a lane takes of a row at once on the matrix units (mma.cuh, `Format::EACH`).
+    pub(super) fn each(&self) -> usize {
+        self.kind.step().0 / 4
+    }
+
     /// Warps that share K on the matrix units: of the shape and the type alone, so that sums have one order for any number of rows.
     pub(super) fn warps(&self) -> usize {
         let (step, ahead) = self.kind.step();
