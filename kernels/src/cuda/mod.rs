@@ -33,6 +33,7 @@ mod sample;
 mod state;
 mod timing;
 mod weight;
+mod wide;
 
 use std::sync::Arc;
 

@@ -6,21 +6,22 @@
 use super::{
     CudaBackend, CudaBank, CudaWeight,
     compile::{EXPERTS, MHC, ROWS},
-    driver::{Grid, WIDE_SHARED, launch},
+    driver::{Grid, launch},
     memory::{EXPERT_ROWS, Scratch, Use, WIDE_EXPERT_ROWS},
     pack::{Kind, PAD},
     weight::{GateUp, Matrix, Part},
+    wide::{IMAGE_ROWS, Outlet, WIDE_ROWS, wide_places},
 };
 use crate::{MhcParams, Precision, RouterParams};
 
 /// `Tokens` of format.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Tokens {
-    tiles: u64,
+pub(super) struct Tokens {
+    pub(super) tiles: u64,
     order: u64,
     divide: i32,
-    rows: i32,
+    pub(super) rows: i32,
 }
 
 /// Rows of f32 activations.
@@ -41,7 +42,7 @@ impl Acts {
 
 /// Activations as a product takes them.
 #[derive(Clone, Copy, Debug)]
-enum Input {
+pub(super) enum Input {
     /// As they are: read by the scalar kernel from where they lie.
     F32,
     /// Padded with zeros to a multiple of [`PAD`].
@@ -50,26 +51,11 @@ enum Input {
     Image { at: u64, rows: usize, each: usize },
 }
 
-/// `Outlet` of wide.cuh.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct Outlet {
-    out: u64,
-    stride: i64,
-    limit: f32,
-    unused: u32,
-    hidden: u64,
-    hidden_rows: i32,
-    each: i32,
-    padded: i32,
-    unused2: u32,
-}
-
 /// The rows that go through a matrix: (how many blocks, how many rows each at most).
 #[derive(Clone, Copy, Debug)]
-struct Tiling {
-    tokens: Tokens,
-    blocks: usize,
+pub(super) struct Tiling {
+    pub(super) tokens: Tokens,
+    pub(super) blocks: usize,
     size: usize,
     /// Tiles are mostly full, and there are enough of them: blocks take all of K for more outputs.
     big: bool,
@@ -83,7 +69,7 @@ impl Tiling {
             9..=16 => 16,
             _ => 64,
         };
-        // Wide products cut their tiles themselves.
+
         Self {
             tokens: Tokens { tiles: 0, order: 0, divide: 1, rows: rows as i32 },
             blocks: rows.div_ceil(size),
@@ -102,18 +88,7 @@ const BIG_ROWS: usize = 128;
 const BIG_EXPERT_ROWS: usize = 24;
 /// Warps of a product with few rows that a multiprocessor holds at a time.
 const SM_WARPS: usize = 16;
-/// Rows of a tile of wide products (wide.cuh, `WIDE_ROWS`), and of how many rows places of an image are a multiple.
-const WIDE_ROWS: usize = 128;
-const IMAGE_ROWS: usize = 8;
-/// Threads of a block of wide products.
-const WIDE_THREADS: usize = 384;
-
-/// Places of an image that holds `pairs` rows in order of `held` experts, each of which begins at a multiple of [`IMAGE_ROWS`].
-fn wide_places(pairs: usize, held: usize) -> usize {
-    (pairs + (IMAGE_ROWS - 1) * held.min(pairs)).next_multiple_of(IMAGE_ROWS)
-}
-
-fn limit_of(limit: Option<f32>) -> f32 {
+pub(super) fn limit_of(limit: Option<f32>) -> f32 {
     limit.unwrap_or(f32::INFINITY)
 }
 
@@ -127,21 +102,6 @@ impl CudaBackend {
         Ok(Input::Bf16 { at, stride })
     }
 
-    /// Rounds rows to an image for a part: row p of x, or, with an order of `(entries, divisor)`, the one of its entry p.
-    fn image(&self, scratch: &mut Scratch, part: &Part, rows: usize, x: Acts, order: Option<(u64, i32)>) -> Result<Input, String> {
-        let (padded, room, each) = (part.cols.next_multiple_of(PAD), rows.next_multiple_of(IMAGE_ROWS), part.each());
-        let at = scratch.get(&self.device, Use::Rounded, room * padded * 2)?;
-        let ((order, divide), grid) = (order.unwrap_or((0, 1)), Grid::new([rows, 1, 1], 256));
-        let (stride, cols) = (x.stride as i32, part.cols as i32);
-        launch!(self, ROWS, "image_rows", grid; x.at, stride, cols, order, divide, each as i32, at, room as i32, padded as i32)?;
-        Ok(Input::Image { at, rows: room, each })
-    }
-
-    /// Whether products with a matrix may be wide ones: on Hopper's matrix units, where there are rows enough.
-    fn is_wide(&self, part: &Part) -> bool {
-        self.device.wide && part.mma && part.kind.is_wide()
-    }
-
     /// Activations as a part wants them; `last` where that is so already.
     fn input(&self, scratch: &mut Scratch, part: &Part, rows: usize, x: Acts, last: Input) -> Result<Input, String> {
         let wide = rows >= BIG_ROWS && self.is_wide(part);
@@ -152,16 +112,6 @@ impl CudaBackend {
             _ if wide => self.image(scratch, part, rows, x, None),
             _ => self.rounded(scratch, rows, part.cols, x),
         }
-    }
-
-    /// A wide product: to `outlet` in f32, or gated.
-    fn wide(&self, part: &Part, t: Tiling, (x, x_rows): (u64, usize), outlet: Outlet) -> Result<(), String> {
-        let (gated, shares) = (outlet.hidden != 0, part.warps() as i32);
-        let groups = if gated { outlet.padded as usize / 64 } else { part.rows.div_ceil(128) };
-        let tiles = if t.tokens.tiles == 0 { (t.tokens.rows as usize).div_ceil(WIDE_ROWS) } else { t.blocks };
-        let grid = Grid { shared: WIDE_SHARED, ..Grid::new([self.device.sms.min(groups * tiles), 1, 1], WIDE_THREADS) };
-        let name = if gated { "glu_wide" } else { "linear_wide" };
-        launch!(self, part.kind.unit(), name, grid; part.matrix, t.tokens, x, x_rows as i32, shares, outlet)
     }
 
     /// Blocks of `warps` warps for `items` groups of outputs of each of `tiles`: as many as the chip holds at a time, which share the items evenly.
@@ -185,7 +135,7 @@ impl CudaBackend {
             return launch!(self, part.kind.unit(), name, grid; m, tokens, x.at, xs, wide, out, out_stride, round);
         }
         if let Input::Image { at, rows, .. } = input {
-            return self.wide(part, t, (at, rows), Outlet { out, stride: stride as i64, ..Outlet::default() });
+            return self.wide(part, t, (at, rows), Outlet::rows(out, stride));
         }
         if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
             let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
@@ -274,32 +224,6 @@ impl CudaBackend {
         self.run_linear(scratch, rows, x, gate_up, hidden, true)?;
         launch!(self, ROWS, "swiglu_rows", Grid::new([rows, 1, 1], 256); hidden, half as i32, limit_of(limit))?;
         self.run_linear(scratch, rows, Acts { at: hidden, stride: 2 * half }, down, out, true)
-    }
-
-    /// Both products of a gated MLP as wide ones, over tilings of the input and of the hidden rows; these lie in an image between them.
-    fn wide_mlp(
-        &self,
-        scratch: &mut Scratch,
-        (gate_up, down): (&Part, &Part),
-        (t_in, t_hidden): (Tiling, Tiling),
-        input: Input,
-        limit: Option<f32>,
-        out: u64,
-        stride: usize,
-    ) -> Result<(), String> {
-        let Input::Image { at, rows, .. } = input else { return Err("rows where an image is needed".to_owned()) };
-        let (padded, each) = (down.cols.next_multiple_of(PAD), down.each());
-        let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
-        let gated = Outlet {
-            limit: limit_of(limit),
-            hidden,
-            hidden_rows: rows as i32,
-            each: each as i32,
-            padded: padded as i32,
-            ..Outlet::default()
-        };
-        self.wide(gate_up, t_in, (at, rows), gated)?;
-        self.wide(down, t_hidden, (hidden, rows), Outlet { out, stride: stride as i64, ..Outlet::default() })
     }
 
     /// A shard's partial of `rows` rows.
