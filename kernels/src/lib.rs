@@ -19,4 +19,4 @@ pub mod reference;
 pub mod support;
 
 pub use backend::*;
-pub use support::{DeviceKind, StateBytes, has_kernels, scratch_bytes, state_bytes, weight_bytes};
+pub use support::{DeviceKind, StateBytes, expert_scratch_bytes, has_kernels, scratch_bytes, state_bytes, weight_bytes};

@@ -104,6 +104,15 @@ pub fn scratch_bytes(rows: usize, context: usize, threads: usize) -> u64 {
     cpu::scratch_bytes(rows, context, threads)
 }
 
+/// What the experts of a layer take as scratch on a kind of device for up to `rows` rows with `topk` experts each, of `held` in the largest shard:
+/// hidden rows, and on a GPU the gathered rows before and the outputs behind them.
+pub fn expert_scratch_bytes(kind: DeviceKind, rows: usize, topk: usize, held: usize, hidden: usize, inter: usize) -> u64 {
+    match kind {
+        DeviceKind::Cpu => 4 * (rows as u64).saturating_mul((topk * inter) as u64),
+        DeviceKind::Cuda => cuda::expert_scratch(rows, topk, held, hidden, inter),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

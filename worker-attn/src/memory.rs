@@ -4,7 +4,10 @@
 
 use tandem_kernels::{DeviceKind, cpu::LatentType, scratch_bytes, state_bytes};
 use tandem_model::{Checkpoint, Geometry, Shard, budget::Needs};
-use tandem_worker_experts::{lending::region_bytes, memory::weigh};
+use tandem_worker_experts::{
+    lending::region_bytes,
+    memory::{self, weigh},
+};
 
 use crate::{
     buffers,
@@ -15,15 +18,14 @@ use crate::{
 };
 
 /// Everything but weights: pools, buffers and scratch. `partials`: the largest number of local shards of one layer; `threads`: of the
-/// CPU backend. `latents`: what the latent cache stores.
-pub fn pools(g: &Geometry, limits: RunnerLimits, latents: LatentType, partials: usize, threads: usize) -> Needs {
+/// CPU backend. `latents`: what the latent cache stores. `kind`: of the device.
+pub fn pools(g: &Geometry, limits: RunnerLimits, latents: LatentType, partials: usize, threads: usize, kind: DeviceKind) -> Needs {
     let d = Dims::new(g);
     let spec = d.state_spec(limits.max_batch, limits.kv_tokens);
     let state = state_bytes(&spec, latents);
     let workspace = buffers::bytes(&d, buffer_sizes(&d, limits, partials));
-    // Local shards keep the hidden rows of all chosen experts.
-    let experts = if partials > 0 { limits.max_rows.saturating_mul(g.topk * g.moe_intermediate) as u64 } else { 0 };
-    let scratch = scratch_bytes(limits.max_rows, limits.max_seq_len, threads).saturating_add(experts.saturating_mul(4));
+    let experts = if partials > 0 { memory::scratch(g, limits.max_rows, kind) } else { 0 };
+    let scratch = scratch_bytes(limits.max_rows, limits.max_seq_len, threads).saturating_add(experts);
     Needs { kv: state.pages, state: state.slots, workspace: workspace.saturating_add(scratch), ..Needs::default() }
 }
 
@@ -67,7 +69,7 @@ pub fn needs(
     let g = checkpoint.geometry();
     let layers = g.layers as u32;
     let partials = (0..layers).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
-    let pools = pools(g, limits, latents, partials, threads);
+    let pools = pools(g, limits, latents, partials, threads, kind);
     Needs {
         weights: checkpoint.trunk_bytes_as(weigh(kind)).saturating_sub(checkpoint.narrowed_bytes()) + local_bytes,
         unpacked: checkpoint.unpacked_bytes() + checkpoint.narrowed_bytes(),

@@ -2,7 +2,7 @@
 //!
 //! Neighbours: `batcher.rs` has the buffers, `bank.rs` the weights; `tandem plan` and `tandem up` ask here.
 
-use tandem_kernels::{DeviceKind, cuda, weight_bytes};
+use tandem_kernels::{DeviceKind, cuda, expert_scratch_bytes, weight_bytes};
 use tandem_model::{
     Checkpoint, Geometry, Shard, Weighed,
     budget::{Needs, Room, Short, fits},
@@ -11,10 +11,17 @@ use tandem_runtime::memory;
 
 use crate::lending::{REGIONS, region_bytes};
 
-/// Everything but weights, for dispatches of up to `max_rows` rows: the joined batch, and the hidden rows of the experts that it chooses.
-pub fn pools(g: &Geometry, max_rows: usize) -> Needs {
-    let row = 3 * g.hidden + 2 * g.topk + g.topk * g.moe_intermediate;
-    Needs { workspace: (max_rows as u64).saturating_mul(4 * row as u64), ..Needs::default() }
+/// Everything but weights, for dispatches of up to `max_rows` rows on a kind of device: the joined batch, and the scratch of the experts that it
+/// chooses.
+pub fn pools(g: &Geometry, max_rows: usize, kind: DeviceKind) -> Needs {
+    let row = 3 * g.hidden + 2 * g.topk;
+    let batch = (max_rows as u64).saturating_mul(4 * row as u64);
+    Needs { workspace: batch.saturating_add(scratch(g, max_rows, kind)), ..Needs::default() }
+}
+
+/// Scratch of the experts of any shard for up to `max_rows` rows on a kind of device.
+pub fn scratch(g: &Geometry, max_rows: usize, kind: DeviceKind) -> u64 {
+    expert_scratch_bytes(kind, max_rows, g.topk, g.experts, g.hidden, g.moe_intermediate)
 }
 
 /// Memory that a worker on a kind of device lends to attention workers of its machine, for dispatches of up to `max_rows` rows.
@@ -37,7 +44,7 @@ pub fn kind_of(device: &str) -> DeviceKind {
 pub fn needs(checkpoint: &Checkpoint, shards: &[Shard], max_rows: usize, device: &str) -> Needs {
     let (kind, g) = (kind_of(device), checkpoint.geometry());
     let weights = shards.iter().map(|shard| checkpoint.shard_bytes_as(shard, weigh(kind))).sum();
-    let pools = pools(g, max_rows);
+    let pools = pools(g, max_rows, kind);
     Needs { weights, workspace: pools.workspace.saturating_add(lent(g, max_rows, kind)), ..pools }
 }
 

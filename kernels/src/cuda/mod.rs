@@ -44,6 +44,7 @@ pub use lend::{CudaRegion, CudaWindow};
 pub use memory::CudaBuf;
 pub use state::CudaState;
 pub use weight::{CudaBank, CudaWeight};
+pub(crate) use wide::expert_scratch;
 
 use crate::{BackendError, DeviceInfo, Precision};
 

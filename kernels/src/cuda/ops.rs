@@ -238,7 +238,7 @@ impl CudaBackend {
         limit: Option<f32>,
         out: u64,
     ) -> Result<(), String> {
-        let (d, most) = (bank.hidden, if self.device.wide { WIDE_EXPERT_ROWS } else { EXPERT_ROWS });
+        let (d, most) = (bank.hidden, if self.wide_experts(bank).is_some() { WIDE_EXPERT_ROWS } else { EXPERT_ROWS });
         for r0 in (0..rows).step_by(most) {
             let n = most.min(rows - r0);
             let (ids, weights) = (ids + (4 * r0 * k) as u64, weights + (4 * r0 * k) as u64);
@@ -266,7 +266,7 @@ impl CudaBackend {
             _ => None,
         };
         let big = pairs >= BIG_EXPERT_ROWS * bank.held;
-        let wide = fused.filter(|part| big && self.is_wide(part) && self.is_wide(down));
+        let wide = self.wide_experts(bank).filter(|_| big);
         // Small tiles while experts have few rows each; large ones where reading weights once for many rows counts.
         let (size, align) = match wide {
             Some(_) => (WIDE_ROWS, IMAGE_ROWS),

@@ -5,10 +5,10 @@ use super::{
     CudaBackend,
     compile::ROWS,
     driver::{Grid, WIDE_SHARED, launch},
-    memory::{Scratch, Use},
+    memory::{Scratch, Use, WIDE_EXPERT_ROWS},
     ops::{Acts, Input, Tiling, limit_of},
     pack::PAD,
-    weight::Part,
+    weight::{CudaBank, GateUp, Part},
 };
 
 /// `Outlet` of wide.cuh.
@@ -44,6 +44,14 @@ pub(super) fn wide_places(pairs: usize, held: usize) -> usize {
     (pairs + (IMAGE_ROWS - 1) * held.min(pairs)).next_multiple_of(IMAGE_ROWS)
 }
 
+/// Scratch of the experts (`run_experts`), for up to `rows` rows: gathered rows and hidden ones in bf16, outputs in f32, and the order.
+pub(crate) fn expert_scratch(rows: usize, topk: usize, held: usize, hidden: usize, inter: usize) -> u64 {
+    let pairs = rows.min(WIDE_EXPERT_ROWS).saturating_mul(topk);
+    let places = wide_places(pairs, held) as u64;
+    let row = 2 * (hidden.next_multiple_of(PAD) + inter.next_multiple_of(PAD)) + 8;
+    places * row as u64 + 4 * (pairs * hidden) as u64
+}
+
 impl CudaBackend {
     /// Rounds rows to an image for a part: row p of x, or, with an order of `(entries, divisor)`, the one of its entry p.
     pub(super) fn image(
@@ -65,6 +73,14 @@ impl CudaBackend {
     /// Whether products with a matrix may be wide ones: on Hopper's matrix units, where there are rows enough.
     pub(super) fn is_wide(&self, part: &Part) -> bool {
         self.device.wide && part.mma && part.kind.is_wide()
+    }
+
+    /// Gate over up of a bank of which both products may be wide ones.
+    pub(super) fn wide_experts<'a>(&self, bank: &'a CudaBank) -> Option<&'a Part> {
+        match &bank.experts {
+            Some((GateUp::Stacked(part), down)) if self.is_wide(part) && self.is_wide(down) => Some(part),
+            _ => None,
+        }
     }
 
     /// A wide product: to `outlet` in f32, or gated.

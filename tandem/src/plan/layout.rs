@@ -108,7 +108,7 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     let local = of(&plan.local);
     let partials = (0..g.layers as u32).map(|layer| local.iter().filter(|s| s.has_layer(layer)).count()).max().unwrap_or(0);
     let held = |device: usize, shards: &[Shard]| sizes.on(ask.kind(device)).shards(g, shards);
-    let pools = memory::pools(g, ask.limits, ask.latents, partials, ask.threads);
+    let pools = memory::pools(g, ask.limits, ask.latents, partials, ask.threads, ask.kind(ask.attn));
     let attn = Needs {
         weights: sizes.on(ask.kind(ask.attn)).trunk().saturating_sub(sizes.narrowed).saturating_add(held(ask.attn, &local)),
         unpacked: sizes.unpacked.saturating_add(sizes.narrowed),
@@ -120,7 +120,7 @@ pub fn lay_out(sizes: &Sizes, ask: &Ask) -> Result<Layout, PlanError> {
     for (i, (device, ids)) in ask.experts.iter().zip(&plan.workers).enumerate() {
         let shards = of(ids);
         let (kind, rows) = (ask.kind(*device), batch_rows(ask.kind(*device)));
-        let pools = experts::pools(g, rows);
+        let pools = experts::pools(g, rows, kind);
         let workspace = pools.workspace.saturating_add(experts::lent(g, rows, kind));
         let needs = Needs { weights: held(*device, &shards), workspace, ..pools };
         places.push(Place { name: format!("experts-{i}"), device: *device, needs, shards });
