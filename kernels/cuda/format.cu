@@ -1,5 +1,5 @@
 // Products with weights of one stored type, compiled once per type (-DWEIGHT=...): scalar for exact f32, on the matrix units for bf16.
-// Neighbours: mma.cuh (the order of sums), experts.cu (grouping of rows), cuda/ops.rs (which kernel when).
+// Neighbours: mma.cuh (the order of sums), wide.cuh (many rows on Hopper), experts.cu (grouping of rows), cuda/ops.rs (which kernel when).
 #include "tokens.cuh"
 #include "wide.cuh"
 

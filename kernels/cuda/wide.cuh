@@ -1,10 +1,11 @@
 // Products of many rows on Hopper's wgmma, bit for bit those of the kernels for few rows. Neighbours: hopper.cuh (instructions, images), mma.cuh
 // (types, the order of sums), format.cu (the kernels).
 //
-// A block owns 128 outputs (64 hidden values of a gated product) and 128 rows at a time and goes from one such piece of work to the next. Its warps 0-7
-// are two warpgroups of 64 outputs each; warp 8, of the third, brings the rows' chunks, WIDE_STAGES of them ahead. Weights are the A operand, from registers: the stored
-// tiles are its fragments as they are mma.sync's, so every type unpacks as there. wgmma m64nNk16 and mma m16n8k16 sum alike (scripts/gpu-test
-// compares the bits), so the same instructions in the same order give the same sums; shares of K are added in warp order as `joined` does.
+// A block owns 128 outputs (64 hidden values of a gated product) and 128 rows at a time and goes from one such piece of work to the next. Its warps
+// 0-7 are two warpgroups of 64 outputs each; warp 8, of the third, brings the rows' chunks, WIDE_STAGES of them ahead. Weights are the A operand,
+// from registers: the stored tiles are its fragments as they are mma.sync's, so every type unpacks as there. wgmma m64nNk16 and mma m16n8k16 sum
+// alike (kernels/tests/cuda.rs compares the bits), so the same instructions in the same order give the same sums; shares of K are added in warp
+// order as `joined` does.
 #pragma once
 #include "hopper.cuh"
 #include "mma.cuh"
@@ -56,6 +57,7 @@ DEVICE bool work_of(const Tokens& t, int groups, int id, Work* w) {
     return true;
 }
 
+// All pieces of this block's. `x`: an image of `x_rows` rows for this type of weights; `shares`: of K, as many as warps share it elsewhere.
 template <bool GLU>
 DEVICE void wide_products(const Matrix& m, const Tokens& t, const u8* x, int x_rows, int shares, const Outlet& to) {
     typedef Format<WEIGHT> F;
