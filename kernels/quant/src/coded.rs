@@ -190,13 +190,13 @@ impl Sink for Codes {
     }
 
     #[inline(always)]
-    fn shifted(&mut self, at: usize, d: (f32, u8), down: bool, point: &[u8; 8]) {
-        self.scaled(at, d);
-        // A coordinate plus one, and 4 where it is shifted down; no byte carries into the next.
-        let one = if down { 0x0505_0505_0505_0505 } else { 0x0101_0101_0101_0101 };
-        let codes = point.map(|c| c.wrapping_add(1));
-        let codes = u64::from_le_bytes(codes) + (one - 0x0101_0101_0101_0101);
-        self.codes[at..at + 8].copy_from_slice(&codes.to_le_bytes());
+    fn shifted(&mut self, k: usize, d: (f32, u8), down: [bool; 2], points: [&[u8; 8]; 2]) {
+        self.scaled(16 * k, d);
+        for (i, (point, down)) in points.into_iter().zip(down).enumerate() {
+            // A coordinate plus one, and 4 more where it is shifted down; no byte carries into the next.
+            let codes = u64::from_le_bytes(point.map(|c| c.wrapping_add(1))) + if down { 0x0404_0404_0404_0404 } else { 0 };
+            self.codes[16 * k + 8 * i..][..8].copy_from_slice(&codes.to_le_bytes());
+        }
     }
 }
 

@@ -107,9 +107,9 @@ pub(crate) fn iq1_s(block: &[u8], sink: &mut impl Sink) {
     for group in 0..8 {
         let packed = u16_at(block, 34 + group * 2);
         let scale = (d, odd((packed >> 12 & 7) as u8));
-        for l in 0..4 {
-            let index = usize::from(block[2 + group * 4 + l]) | usize::from(packed >> (3 * l) & 7) << 8;
-            sink.shifted(group * 32 + l * 8, scale, packed & 0x8000 != 0, point(IQ1_GRID, index));
+        let place = |l: usize| point(IQ1_GRID, usize::from(block[2 + group * 4 + l]) | usize::from(packed >> (3 * l) & 7) << 8);
+        for half in 0..2 {
+            sink.shifted(2 * group + half, scale, [packed & 0x8000 != 0; 2], [place(2 * half), place(2 * half + 1)]);
         }
     }
 }
@@ -119,11 +119,10 @@ pub(crate) fn iq1_m(block: &[u8], sink: &mut impl Sink) {
     let scales = [u16_at(block, 48), u16_at(block, 50), u16_at(block, 52), u16_at(block, 54)];
     let bits = scales.iter().enumerate().fold(0u16, |d, (i, s)| d | (s >> 12) << (4 * i));
     let d = half::f16::from_bits(bits).to_f32();
-    for k in 0..32 {
-        let code = block[32 + k / 2] >> (4 * (k % 2)) & 15;
-        let index = usize::from(block[k]) | usize::from(code & 7) << 8;
-        let sixteen = k / 2;
+    for sixteen in 0..16 {
         let scale = (scales[sixteen / 4] >> (3 * (sixteen % 4)) & 7) as u8;
-        sink.shifted(k * 8, (d, odd(scale)), code & 8 != 0, point(IQ1_GRID, index));
+        let codes = [block[32 + sixteen] & 15, block[32 + sixteen] >> 4];
+        let place = |i: usize| point(IQ1_GRID, usize::from(block[2 * sixteen + i]) | usize::from(codes[i] & 7) << 8);
+        sink.shifted(sixteen, (d, odd(scale)), codes.map(|code| code & 8 != 0), [place(0), place(1)]);
     }
 }

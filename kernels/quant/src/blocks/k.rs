@@ -51,29 +51,35 @@ pub fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
 }
 
 /// Gives Q4_K's and Q5_K's runs to a sink: 8 groups of two, each with a scale and a minimum; each 32 bytes of nibbles hold two groups, the low
-/// nibbles, then the high ones. `fifth(j, l)`: the bit above nibble l of group j's 32.
+/// nibbles, then the high ones. `fifths`: 32 bytes whose bit j is on top of group j's codes, or none.
 #[inline(always)]
-fn groups(block: &[u8], nibbles: &[u8], fifth: impl Fn(usize, usize) -> u8, sink: &mut impl Sink) {
+fn groups(block: &[u8], nibbles: &[u8], fifths: Option<&[u8]>, sink: &mut impl Sink) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for j in 0..8 {
         let (s, m) = scale_min(&block[4..16], j);
         let (bytes, shift) = (&nibbles[j / 2 * 32..][..32], 4 * (j % 2));
         for half in 0..2 {
-            let bytes = &bytes[half * RUN..][..RUN];
-            sink.affine(2 * j + half, (d, s), (dmin, m), |l| (bytes[l] >> shift & 15) | fifth(j, half * RUN + l) << 4);
+            let (bytes, at) = (&bytes[half * RUN..][..RUN], half * RUN);
+            let (k, s, m) = (2 * j + half, (d, s), (dmin, m));
+            match fifths {
+                Some(fifths) => {
+                    let tops = &fifths[at..][..RUN];
+                    sink.affine(k, s, m, |l| (bytes[l] >> shift & 15) | (tops[l] >> j & 1) << 4);
+                }
+                None => sink.affine(k, s, m, |l| bytes[l] >> shift & 15),
+            }
         }
     }
 }
 
 /// Q4_K: f16 d, f16 dmin, 12 bytes of scales, 128 bytes of nibbles; y = d·s·q − dmin·m.
 pub(crate) fn q4_k(block: &[u8], sink: &mut impl Sink) {
-    groups(block, &block[16..144], |_, _| 0, sink);
+    groups(block, &block[16..144], None, sink);
 }
 
 /// Q5_K: as Q4_K with 32 bytes of fifth bits (bit j of byte l for element l of group j) before the nibbles.
 pub(crate) fn q5_k(block: &[u8], sink: &mut impl Sink) {
-    let fifths: &[u8; 32] = block[16..48].as_array().unwrap_or(&[0; 32]);
-    groups(block, &block[48..176], |j, l| fifths[l] >> j & 1, sink);
+    groups(block, &block[48..176], Some(&block[16..48]), sink);
 }
 
 /// Q6_K: 128 bytes of low nibbles, 64 bytes of high bits, 16 i8 scales, f16 d; y = d·s·(q − 32).

@@ -21,14 +21,22 @@ pub(crate) trait Sink {
     /// Eight elements from `at` on: `d·scale·factor·point·±1`, bit i of `negative` for element i.
     fn signed(&mut self, at: usize, d: (f32, u8), factor: f32, point: &[u8; 8], negative: u8);
 
-    /// Eight elements from `at` on: `d·scale·(point ± ⅛)`.
-    fn shifted(&mut self, at: usize, d: (f32, u8), down: bool, point: &[u8; 8]);
+    /// Run `k` of 16: `d·scale·(point ± ⅛)`, two points of eight, each shifted up or `down`.
+    fn shifted(&mut self, k: usize, d: (f32, u8), down: [bool; 2], points: [&[u8; 8]; 2]);
 }
 
-/// Elements as f32, in the order of operations of ggml's reference.
-pub(crate) struct Values<'a>(pub(crate) &'a mut [f32]);
+/// The `N` elements of a block as f32, in the order of operations of ggml's reference.
+pub(crate) struct Values<'a, const N: usize>(&'a mut [f32; N]);
 
-impl Values<'_> {
+/// Reads a block's elements into `out`, which holds as many.
+#[inline(always)]
+pub(crate) fn values<const N: usize>(out: &mut [f32], read: impl FnOnce(&mut Values<'_, N>)) {
+    if let Some(out) = out.first_chunk_mut() {
+        read(&mut Values(out));
+    }
+}
+
+impl<const N: usize> Values<'_, N> {
     #[inline(always)]
     fn run(&mut self, k: usize) -> &mut [f32; RUN] {
         &mut self.0.as_chunks_mut().0[k]
@@ -40,7 +48,7 @@ impl Values<'_> {
     }
 }
 
-impl Sink for Values<'_> {
+impl<const N: usize> Sink for Values<'_, N> {
     #[inline(always)]
     fn affine(&mut self, k: usize, d: (f32, u8), min: (f32, u8), code: impl Fn(usize) -> u8) {
         let (scale, minimum) = (d.0 * f32::from(d.1), min.0 * f32::from(min.1));
@@ -75,10 +83,11 @@ impl Sink for Values<'_> {
     }
 
     #[inline(always)]
-    fn shifted(&mut self, at: usize, d: (f32, u8), down: bool, point: &[u8; 8]) {
-        let (scale, delta) = (d.0 * f32::from(d.1), if down { -0.125 } else { 0.125 });
-        for (o, coordinate) in self.at(at).iter_mut().zip(point) {
-            *o = scale * (f32::from(coordinate.cast_signed()) + delta);
+    fn shifted(&mut self, k: usize, d: (f32, u8), down: [bool; 2], points: [&[u8; 8]; 2]) {
+        let (scale, deltas) = (d.0 * f32::from(d.1), down.map(|down| if down { -0.125 } else { 0.125 }));
+        let run = self.run(k);
+        for (i, o) in run.iter_mut().enumerate() {
+            *o = scale * (f32::from(points[i / 8][i % 8].cast_signed()) + deltas[i / 8]);
         }
     }
 }
