@@ -1,6 +1,7 @@
 // Sparse MLA attention on the matrix units, for bf16 precision, latents of 512 and kv_b in BF16: queries, attention's weights and what it makes of
 // the latents are rounded to bf16 on the way into a product, sums stay f32. Three steps as in mla.cu: `mla_fold_mma` (queries onto the latent),
-// `mla_attend_mma` (a block per part of 64 chosen rows), `mla_out_mma` (joins the parts and goes out through the values' weights).
+// `mla_attend_mma` (a block per part of 64 chosen rows; of many rows `mla_attend_many`, a block per 32 heads of a row), `mla_out_mma` (joins the
+// parts and goes out through the values' weights).
 //
 // Both outer steps read each weight once for eight rows, with all of a block's weights in flight before the rows are there. No sum depends on
 // how many rows a launch has. Neighbours: cuda/mixers.rs; mla.cu for everything else.
@@ -213,51 +214,72 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
 
 #define MOST_PARTS 160 // of one row
 
-// What each part of a row's head counts for: by its largest score, over the sum of all. One warp.
-DEVICE void shares_of(const float* sums, int parts, float* share) {
-    float top = -infinity(), total = 0.0f;
-    for (int i = lane_id(); i < parts; i += 32) top = at_least(top, sums[i * SUMS + LATENT]);
-    top = warp_max(top);
-    for (int i = lane_id(); i < parts; i += 32) {
-        float own = sums[i * SUMS + LATENT], f = own == -infinity() ? 0.0f : exp_of(own - top);
-        share[i] = f;
-        total = fma_of(f, sums[i * SUMS + LATENT + 1], total);
+// How the sums of one part join those of the parts before it: both sides' factors.
+DEVICE void join_factors(float top, float part_top, float joint, float* before, float* mine) {
+    *before = top == -infinity() ? 0.0f : exp_of(top - joint);
+    *mine = part_top == -infinity() ? 0.0f : exp_of(part_top - joint);
+}
+
+// The factors of a row's head's parts, in ascending order; returns what the joint sum is multiplied by. One warp.
+DEVICE float factors_of(const float* sums, int parts, float2* factors) {
+    float carry = -infinity(), total = 0.0f;
+    for (int i0 = 0; i0 < parts; i0 += 32) {
+        int i = i0 + lane_id();
+        float own = i < parts ? sums[i * SUMS + LATENT] : -infinity(), most = own;
+        // Largest score of this part and all before it.
+        UNROLL for (int step = 1; step < 32; step <<= 1) {
+            float below = shuffle(most, lane_id() - step);
+            if (lane_id() >= step) most = at_least(below, most);
+        }
+        most = at_least(carry, most);
+        float prior = shuffle(most, lane_id() - 1);
+        prior = lane_id() == 0 ? carry : prior;
+        float2 f;
+        join_factors(prior, own, most, &f.x, &f.y);
+        float part_total = i < parts ? sums[i * SUMS + LATENT + 1] : 0.0f;
+        if (i < parts) factors[i] = f;
+        for (int k = 0; k < min_of(32, parts - i0); k++) total = fma_of(total, shuffle(f.x, k), shuffle(part_total, k) * shuffle(f.y, k));
+        carry = shuffle(most, 31);
     }
-    total = warp_sum(total);
-    float inv = total > 0.0f || is_nan(total) ? 1.0f / total : 0.0f;
-    for (int i = lane_id(); i < parts; i += 32) share[i] *= inv;
+    warp_barrier();
+    return total > 0.0f || is_nan(total) ? 1.0f / total : 0.0f;
 }
 // Columns 2 k and 2 k + 1 of the latents' weighted sum.
-DEVICE u32 joined(const float* sums, int parts, const float* share, int k) {
+DEVICE u32 joined(const float* sums, int parts, const float2* factors, float scale, int k) {
     float2 v = {0.0f, 0.0f};
     UNROLL_8 for (int i = 0; i < parts; i++) {
-        float f = share[i];
+        float2 f = factors[i];
         float2 x = ((const float2*)(sums + (long long)i * SUMS))[k];
-        x.x = f == 0.0f ? 0.0f : x.x; // of a part that counts for nothing, nothing may be written
-        x.y = f == 0.0f ? 0.0f : x.y;
-        v.x = fma_of(f, x.x, v.x);
-        v.y = fma_of(f, x.y, v.y);
+        x.x = f.y == 0.0f ? 0.0f : x.x; // of a part that counts for nothing, nothing may be written
+        x.y = f.y == 0.0f ? 0.0f : x.y;
+        v.x = fma_of(v.x, f.x, x.x * f.y);
+        v.y = fma_of(v.y, f.x, x.y * f.y);
     }
-    return pair(v.x, v.y);
+    return pair(v.x * scale, v.y * scale);
 }
 
 // mixed[r, h] from the parts' sums. Blocks (head, row); 256 threads.
 KERNEL BOUNDS(256) mla_merge_mma(const float* sums, int parts, int heads, u32* mixed) {
-    SHARED float share[MOST_PARTS];
+    SHARED float2 factors[MOST_PARTS];
+    SHARED float scale;
     long long at = (long long)block_y() * heads + block_x();
     begin_next();
     await_ahead();
     sums += at * parts * SUMS;
-    if (tid() < 32) shares_of(sums, parts, share);
+    if (tid() < 32) {
+        float own = factors_of(sums, parts, factors);
+        if (tid() == 0) scale = own;
+    }
     barrier();
-    mixed[at * (LATENT / 2) + tid()] = joined(sums, parts, share, tid());
+    mixed[at * (LATENT / 2) + tid()] = joined(sums, parts, factors, scale, tid());
 }
 
 // out[r, h, i] = Wv[h, i] . mixed[r, h]. Blocks (64 outputs, head): each warp 16 outputs and half of the latent, for eight rows at a time. Of few
 // rows the parts are joined here (`mixed` null), by each of a head's blocks.
 KERNEL BOUNDS_2(256) mla_out_mma(const float* sums, int parts, const u16* mixed, Matrix kv_b, int heads, int qk, int v, int rows, float* out) {
     SHARED ALIGNED u16 x[8 * LINE];
-    SHARED float share[8][MOST_PARTS];
+    SHARED float2 factors[8][MOST_PARTS];
+    SHARED float scales[8];
     SHARED float other[4][128];
     int h = block_y(), o0 = block_x() * 64, warp = tid() >> 5, g = lane_id() >> 2, t = lane_id() & 3, tile = warp & 3, half = warp >> 2;
     int row0 = h * (qk + v) + qk + o0 + tile * 16;
@@ -281,10 +303,13 @@ KERNEL BOUNDS_2(256) mla_out_mma(const float* sums, int parts, const u16* mixed,
             }
         } else {
             long long from = (long long)parts * SUMS;
-            if (warp < n) shares_of(sums + ((long long)(r0 + warp) * heads + h) * from, parts, share[warp]);
+            if (warp < n) {
+                float own = factors_of(sums + ((long long)(r0 + warp) * heads + h) * from, parts, factors[warp]);
+                if (lane_id() == 0) scales[warp] = own;
+            }
             barrier();
             for (int row = 0; row < 8; row++)
-                ((u32*)(x + row * LINE))[tid()] = row < n ? joined(sums + ((long long)(r0 + row) * heads + h) * from, parts, share[row], tid()) : 0;
+                ((u32*)(x + row * LINE))[tid()] = row < n ? joined(sums + ((long long)(r0 + row) * heads + h) * from, parts, factors[row], scales[row], tid()) : 0;
         }
         barrier();
         float acc[4] = {};
@@ -307,6 +332,160 @@ KERNEL BOUNDS_2(256) mla_out_mma(const float* sums, int parts, const u16* mixed,
         }
         barrier();
     }
+}
+
+#define MANY_HEADS 32 // of one block of mla_attend_many
+
+// mixed[r, h] of many rows: a block takes 32 heads of a row through all of its parts and keeps the joint sum in registers, so that no part's sums
+// go through memory. The sums are those of mla_attend_mma, joined in the same order with the same factors: the bits are the same.
+//
+// Blocks (groups of 32 heads, rows) of 8 warps. For the scores a warp takes 16 heads and 16 of the part's rows, for the sums 32 heads and 64 columns.
+// The next part's rows are on their way meanwhile.
+KERNEL BOUNDS(256)
+mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, int layers, int layer, const int* selected, int width, int row0, int heads,
+                float scale, u32* mixed) {
+    extern SHARED float shared[];
+    u16* c = (u16*)shared;                                 // [2][PART][LINE]
+    u16* q = c + 2 * PART * LINE;                          // [MANY_HEADS][LINE]
+    u16* weights = q + MANY_HEADS * LINE;                  // [MANY_HEADS][WEIGHT_LINE]
+    float* tops = (float*)(weights + MANY_HEADS * WEIGHT_LINE); // [8][MANY_HEADS]: of 8 rows each
+    float* totals = tops + 8 * MANY_HEADS;                 // [8][MANY_HEADS]
+    float2* factors = (float2*)(totals + 8 * MANY_HEADS);  // [MANY_HEADS]
+    SHARED long long from[3][PART];
+    int r = row0 + block_y(), g = lane_id() >> 2, t = lane_id() & 3, warp = tid() >> 5, h0 = block_x() * MANY_HEADS;
+    int tile = (warp & 1) * 16, rows0 = (warp >> 1) * 16;
+    begin_next();
+    await_ahead();
+    const int* chosen = selected + (long long)r * width;
+    Segment s = b.segments[b.row_segment[r]];
+    auto copy = [](u16* place, const u16* source, bool there) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(place)), "l"(source), "r"(there ? 16 : 0)
+                     : "memory");
+    };
+    auto look_up = [&](int part) {
+        if (tid() >= PART) return;
+        int at = part * PART + tid(), mine = at < width ? chosen[at] : -1;
+        from[part % 3][tid()] = mine >= 0 && mine / page_tokens < s.pages ? place_in(b, s, mine, page_tokens, layers, layer) * LATENT : -1;
+    };
+    auto fetch = [&](int part) {
+        u16* to = c + (part & 1) * PART * LINE;
+        UNROLL_4 for (int i = 0; i < PART * 64 / 256; i++) {
+            int at = i * 256 + tid(), row = at >> 6, k = at & 63;
+            long long first = from[part % 3][row];
+            copy(to + row * LINE + 8 * k, cache + (first < 0 ? 0 : first) + 8 * k, first >= 0);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    UNROLL for (int i = 0; i < MANY_HEADS * 64 / 256; i++) {
+        int at = i * 256 + tid(), head = at >> 6, k = at & 63;
+        copy(q + head * LINE + 8 * k, folded + ((long long)block_y() * heads + min_of(h0 + head, heads - 1)) * LATENT + 8 * k, true);
+    }
+    // Parts that hold anything: positions are ascending, and -1 behind them.
+    int parts = div_up(width, PART);
+    look_up(0);
+    look_up(1);
+    barrier();
+    fetch(0);
+    float all[2][8][4] = {}, run_top = -infinity(), run_total = 0.0f; // of head tid() < 32
+    for (int part = 0; part < parts; part++) {
+        if (chosen[part * PART] < 0) break;
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        barrier(); // this part is there, the other buffer is free, and the next part's places are known
+        if (part + 1 < parts) fetch(part + 1);
+        if (part + 2 < parts) look_up(part + 2);
+        const u16* rows = c + (part & 1) * PART * LINE;
+        float score[2][2][4] = {}; // two groups of 8 rows; even and odd steps
+        UNROLL_4 for (int k = 0; k < LATENT; k += 32) {
+            uint4 a = *(const uint4*)(q + (tile + g) * LINE + k + t * 8), d = *(const uint4*)(q + (tile + g + 8) * LINE + k + t * 8);
+            UNROLL for (int j = 0; j < 2; j++) {
+                uint4 x = *(const uint4*)(rows + (rows0 + 8 * j + g) * LINE + k + t * 8);
+                mma_bf16(score[j][0], a.x, d.x, a.y, d.y, x.x, x.y);
+                mma_bf16(score[j][1], a.z, d.z, a.w, d.w, x.z, x.w);
+            }
+        }
+        float weight[2][4];
+        bool there[2][2];
+        UNROLL for (int j = 0; j < 2; j++) {
+            UNROLL for (int i = 0; i < 2; i++) there[j][i] = from[part % 3][rows0 + 8 * j + t * 2 + i] >= 0;
+            UNROLL for (int i = 0; i < 4; i++) weight[j][i] = there[j][i & 1] ? (score[j][0][i] + score[j][1][i]) * scale : -infinity();
+            UNROLL for (int i = 0; i < 2; i++) {
+                float top = at_least(weight[j][2 * i], weight[j][2 * i + 1]);
+                top = at_least(top, shuffle(top, lane_id() ^ 1));
+                top = at_least(top, shuffle(top, lane_id() ^ 2));
+                if (t == 0) tops[((rows0 >> 3) + j) * MANY_HEADS + tile + g + 8 * i] = top;
+            }
+        }
+        barrier();
+        UNROLL for (int i = 0; i < 2; i++) {
+            int head = tile + g + 8 * i;
+            float top = -infinity();
+            UNROLL for (int w = 0; w < 8; w++) top = at_least(tops[w * MANY_HEADS + head], top);
+            UNROLL for (int j = 0; j < 2; j++) {
+                float one = there[j][0] ? exp_of(weight[j][2 * i] - top) : 0.0f, two = there[j][1] ? exp_of(weight[j][2 * i + 1] - top) : 0.0f;
+                float total = one + two;
+                total += shuffle(total, lane_id() ^ 1);
+                total += shuffle(total, lane_id() ^ 2);
+                if (t == 0) totals[((rows0 >> 3) + j) * MANY_HEADS + head] = total;
+                *(u32*)(weights + head * WEIGHT_LINE + rows0 + 8 * j + t * 2) = pair(one, two);
+            }
+        }
+        barrier();
+        if (tid() < MANY_HEADS) {
+            float most = -infinity(), sum = 0.0f;
+            UNROLL for (int w = 0; w < 8; w++) {
+                most = at_least(tops[w * MANY_HEADS + tid()], most);
+                sum += totals[w * MANY_HEADS + tid()];
+            }
+            float2 f;
+            float joint = at_least(run_top, most);
+            join_factors(run_top, most, joint, &f.x, &f.y);
+            run_total = fma_of(run_total, f.x, sum * f.y);
+            run_top = joint;
+            factors[tid()] = f;
+        }
+        u32 base = (u32)__cvta_generic_to_shared(rows);
+        float acc[2][8][4] = {};
+        UNROLL for (int i = 0; i < 4; i++) {
+            u32 w[2][4];
+            UNROLL for (int m = 0; m < 2; m++)
+                UNROLL for (int k = 0; k < 4; k++)
+                    w[m][k] = *(const u32*)(weights + (16 * m + g + 8 * (k & 1)) * WEIGHT_LINE + 16 * i + 8 * (k >> 1) + 2 * t);
+            UNROLL for (int n = 0; n < 4; n++) {
+                int row = 16 * i + (lane_id() & 15), at = warp * 64 + 16 * n + (lane_id() >> 4) * 8;
+                u32 x0, x1, x2, x3;
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3)
+                             : "r"(base + (row * LINE + at) * 2));
+                UNROLL for (int m = 0; m < 2; m++) {
+                    mma_bf16(acc[m][2 * n], w[m][0], w[m][1], w[m][2], w[m][3], x0, x1);
+                    mma_bf16(acc[m][2 * n + 1], w[m][0], w[m][1], w[m][2], w[m][3], x2, x3);
+                }
+            }
+        }
+        barrier(); // factors are there
+        UNROLL for (int m = 0; m < 2; m++)
+            UNROLL for (int i = 0; i < 2; i++) {
+                float2 f = factors[16 * m + g + 8 * i];
+                UNROLL for (int n = 0; n < 8; n++)
+                    UNROLL for (int k = 2 * i; k < 2 * i + 2; k++) {
+                        float x = f.y == 0.0f ? 0.0f : acc[m][n][k];
+                        all[m][n][k] = fma_of(all[m][n][k], f.x, x * f.y);
+                    }
+            }
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    barrier();
+    if (tid() < MANY_HEADS) tops[tid()] = run_total > 0.0f || is_nan(run_total) ? 1.0f / run_total : 0.0f;
+    barrier();
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int i = 0; i < 2; i++) {
+            int head = 16 * m + g + 8 * i;
+            float inv = tops[head];
+            if (h0 + head < heads) {
+                u32* to = mixed + ((long long)block_y() * heads + h0 + head) * (LATENT / 2) + warp * 32 + t;
+                UNROLL for (int n = 0; n < 8; n++) to[n * 4] = pair(all[m][n][2 * i] * inv, all[m][n][2 * i + 1] * inv);
+            }
+        }
 }
 
 #endif

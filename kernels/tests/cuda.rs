@@ -190,6 +190,9 @@ fn release_widths() {
         say("kda", sequences::judge(b, &Kda::sized(1, kda), &plan(&[40, 21]), 1));
         let mla = MlaParams { heads: 20, qk_dim: 96, v_dim: 64, latent: 512 };
         say("attend", mla::Attend::sized(2, mla, 150).and_then(|c| sequences::judge(b, &c, &plan(&[220, 30]), 2)));
+        // More parts and heads than one block takes.
+        let mla = MlaParams { heads: 40, qk_dim: 64, v_dim: 64, latent: 512 };
+        say("attend in any cut", mla::Attend::sized(3, mla, 333).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[500, 70]), 3)));
         let indexer = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
         say("select", sequences::judge(b, &mla::Select::sized(3, indexer), &plan(&[300, 67]), 3));
     }

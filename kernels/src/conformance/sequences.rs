@@ -216,6 +216,19 @@ pub fn judge<B: Backend, C: SequenceCase>(backend: &B, case: &C, plan: &Plan, se
     Ok(())
 }
 
+/// Checks that rows have the same bits in chunks of any size, for an op whose rows share no sums: whole sequences, and token by token.
+///
+/// # Errors
+/// The first row that differs.
+pub fn judge_cuts<B: Backend, C: SequenceCase>(backend: &B, case: &C, plan: &Plan, seed: u64) -> Result<(), String> {
+    let (whole, single) = (run(backend, case, &plan.whole(), seed)?, run(backend, case, &plan.single(), seed)?);
+    whole
+        .iter()
+        .zip(&single)
+        .enumerate()
+        .try_for_each(|(q, (a, b))| same_bits(a, b).map_err(|e| format!("sequence {q}, whole and token by token: {e}\n  case: {case:?}")))
+}
+
 /// Checks forks, snapshots and reuse of a slot: all of them continue bit for bit.
 ///
 /// # Errors

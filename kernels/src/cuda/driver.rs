@@ -35,6 +35,8 @@ pub(super) struct Device {
     pub(super) wide: bool,
     /// Multiprocessors.
     pub(super) sms: usize,
+    /// Most shared memory that a block may ask for, in bytes.
+    pub(super) shared: usize,
 }
 
 // SAFETY: the driver's handles are plain pointers that any thread may use once the context is current to it, which every call here sees to.
@@ -45,7 +47,7 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Retains the device's primary context and makes a stream.
     pub(super) fn open(found: &Found) -> Result<Arc<Self>, String> {
-        let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut device, mut context, mut stream, mut shared) = (0, std::ptr::null_mut(), std::ptr::null_mut(), 0);
         // SAFETY: `found` was seen by the probe, so the driver is there and initialised; the places are ours.
         unsafe {
             check("cuDeviceGet", cu::cuDeviceGet(&raw mut device, found.ordinal as i32))?;
@@ -53,6 +55,8 @@ impl Device {
             check("cuCtxSetCurrent", cu::cuCtxSetCurrent(context))?;
             let flags = cu::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             check("cuStreamCreate", cu::cuStreamCreate(&raw mut stream, flags))?;
+            let most = cu::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+            check("cuDeviceGetAttribute", cu::cuDeviceGetAttribute(&raw mut shared, most, device))?;
         }
         Ok(Arc::new(Self {
             name: format!("cuda:{}", found.ordinal),
@@ -62,6 +66,7 @@ impl Device {
             early: found.major >= 9,
             wide: found.arch() == "sm_90a",
             sms: found.sms.max(1) as usize,
+            shared: usize::try_from(shared).unwrap_or(0),
         }))
     }
 
@@ -253,12 +258,26 @@ pub(super) const MOST_SHARED: usize = 99 << 10;
 /// 1024 on, and sixteen gates.
 const WIDE: [&str; 2] = ["linear_wide", "glu_wide"];
 pub(super) const WIDE_SHARED: usize = 1024 + 9 * (16 << 10) + 16 * 8;
+/// One that is used only where a chip has as much as it asks for, and how much that is.
+pub(super) const MANY: (&str, usize) = ("mla_attend_many", 180 << 10);
 /// What such kernels use beside it.
 const STATIC_SHARED: usize = 2 << 10;
 
+/// The shared memory that a kernel whose launches size it may ask for.
+fn dynamic_shared(name: &str) -> Option<usize> {
+    if WIDE.contains(&name) {
+        Some(WIDE_SHARED)
+    } else if name == MANY.0 {
+        Some(MANY.1)
+    } else {
+        DYNAMIC_SHARED.contains(&name).then_some(MOST_SHARED - STATIC_SHARED)
+    }
+}
+
 /// What a model of any type needs.
-const COMMON: [Unit; 10] = [
+const COMMON: [Unit; 11] = [
     compile::ROWS,
+    compile::LEND,
     compile::MHC,
     compile::EXPERTS,
     compile::KDA,
@@ -324,8 +343,7 @@ impl Kernels {
         // SAFETY: the module is loaded and is never unloaded.
         unsafe {
             check(name, cu::cuModuleGetFunction(&raw mut function, module.module, text.as_ptr()))?;
-            let most = if WIDE.contains(&name) { WIDE_SHARED } else { MOST_SHARED - STATIC_SHARED };
-            if WIDE.contains(&name) || DYNAMIC_SHARED.contains(&name) {
+            if let Some(most) = dynamic_shared(name) {
                 let attribute = cu::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 check(name, cu::cuFuncSetAttribute(function, attribute, most as i32))?;
             }

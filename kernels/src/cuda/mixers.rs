@@ -4,7 +4,7 @@ use super::{
     CudaBackend, CudaBatch, CudaBuf, CudaState, CudaWeight,
     backend::columns,
     compile::{INDEXER, KDA, KDA_CHUNK, MLA, MLA_MMA},
-    driver::{Grid, launch},
+    driver::{Grid, MANY, launch},
     memory::{Scratch, Use},
     pack::Kind,
     weight::Matrix,
@@ -87,6 +87,9 @@ const MMA_LINE: usize = 520;
 const WEIGHT_LINE: usize = 72;
 /// `HEADS` of mla_mma.cu.
 const MMA_HEADS: usize = 16;
+/// `MANY_HEADS` of mla_mma.cu, and rows from which blocks of so many heads fill the chip.
+const MANY_HEADS: usize = 32;
+const MANY_ROWS: usize = 64;
 /// `MOST_PARTS` of mla_mma.cu.
 const MOST_PARTS: usize = 160;
 /// Rows up to which the values' product joins the parts itself.
@@ -357,18 +360,30 @@ impl CudaBackend {
     ) -> Result<(), String> {
         let (rows, parts) = (batch.rows(), width.div_ceil(PART));
         let (heads, qk, v) = (p.heads as i32, p.qk_dim as i32, p.v_dim as i32);
-        for row0 in (0..rows).step_by(MMA_ROWS) {
-            let n = MMA_ROWS.min(rows - row0);
+        let shared = 2 * ((2 * PART + MANY_HEADS) * MMA_LINE + MANY_HEADS * WEIGHT_LINE) + 4 * (16 + 2) * MANY_HEADS;
+        let many = rows >= MANY_ROWS && shared <= MANY.1 && MANY.1 + (4 << 10) <= self.device.shared;
+        let step = if many { FOLD_ROWS } else { MMA_ROWS };
+        for row0 in (0..rows).step_by(step) {
+            let n = step.min(rows - row0);
             let each = n * p.heads * LATENT;
             let folded = scratch.get(&self.device, Use::Folded, 2 * each)?;
-            let sums = scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (LATENT + 2))?;
+            let sums = if many { 0 } else { scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (LATENT + 2))? };
             let (q, to) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, out + (4 * row0 * p.heads * p.v_dim) as u64);
             let grid = Grid::new([LATENT / 128, p.heads, 1], 256);
             launch!(self, MLA_MMA, "mla_fold_mma", grid; q, kv_b, heads, qk, v, n as i32, folded)?;
-            self.attend_parts(batch, layer, folded, (chosen, width), (row0, n), p, state, sums)?;
-            // Of few rows, joining the parts once per block costs less than a kernel of its own.
             let mut mixed = 0;
-            if n > JOINED_ROWS {
+            if many {
+                mixed = scratch.get(&self.device, Use::Mixed, 2 * each)?;
+                let (spec, cache, scale) = (&state.spec, state.latent.at(), 1.0 / (p.qk_dim as f32).sqrt());
+                let (page_tokens, layers) = (spec.page_tokens as i32, spec.mla_layers as i32);
+                let grid = Grid { blocks: [p.heads.div_ceil(MANY_HEADS), n, 1], threads: 256, shared };
+                launch!(self, MLA_MMA, "mla_attend_many", grid; batch.step(), folded, cache, page_tokens, layers, layer as i32, chosen, width as i32,
+                    row0 as i32, heads, scale, mixed)?;
+            } else {
+                self.attend_parts(batch, layer, folded, (chosen, width), (row0, n), p, state, sums)?;
+            }
+            // Of few rows, joining the parts once per block costs less than a kernel of its own.
+            if !many && n > JOINED_ROWS {
                 mixed = scratch.get(&self.device, Use::Mixed, 2 * each)?;
                 launch!(self, MLA_MMA, "mla_merge_mma", Grid::new([p.heads, n, 1], 256); sums, parts as i32, heads, mixed)?;
             }
