@@ -336,19 +336,20 @@ fn mla(t: &Bench) -> Outcome {
     let (w, bytes_w) = t.weights("bf16", 64 * 512, 512)?;
     let width = 2051;
     let layers = 4;
-    for (segments, context) in [(1, 8192), (4, 8192), (16, 8192), (1, 512)] {
-        let step = batch(t, segments, 1, context - 1)?;
+    for (segments, rows, context) in [(1, 1, 8192), (4, 1, 8192), (16, 1, 8192), (1, 1, 512), (1, 512, 8192), (1, 4096, 8192)] {
+        let n = segments * rows;
+        let step = batch(t, segments, rows, context - rows)?;
         let state = t.b.state(&spec(segments, segments * context.div_ceil(64), 0, layers))?;
         let visible = context.min(width);
-        let mut ids = vec![-1; segments * width];
+        let mut ids = vec![-1; n * width];
         for row in ids.chunks_exact_mut(width) {
             (0..visible).for_each(|i| row[i] = (i * context / visible) as i32);
         }
         let mut selected = t.b.alloc("selected", Elem::I32, ids.len())?;
         t.b.upload_i32(&ids, &mut selected, 0);
-        let (q, mut out) = (t.buf(segments * 64 * 256)?, t.buf(segments * 64 * 256)?);
-        let bytes = bytes_w + segments * visible * 1024;
-        let name = format!("MLA attention with both absorbs, {segments} rows over {visible}");
+        let (q, mut out) = (t.buf(n * 64 * 256)?, t.buf(n * 64 * 256)?);
+        let bytes = bytes_w + n * visible * 1024;
+        let name = format!("MLA attention with both absorbs, {n} rows over {visible}");
         t.entry(&name, 24, bytes, |i| t.b.mla_attend(&step, i % layers, &q, &w[i % w.len()], &selected, width, &p, &state, &mut out))?;
     }
     Ok(())
