@@ -95,7 +95,7 @@ index_tail(Step b, Columns c, Indexer p, const float* weight, const float* bias,
 // scores[row, pool] = sum over heads of w[h] heads^-1/2 relu(iq[h] . pk dim^-1/2). Blocks (64 pools, row); 4 threads share a pool.
 KERNEL BOUNDS(256)
 index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
-            int row0, float* scores, int s_stride) {
+            int row0, int, float* scores, int s_stride) {
     extern SHARED float shared[];
     SHARED float part[4][POOLS];
     int r = row0 + block_y(), first = block_x() * POOLS, wide = (p.dim + 3) / 4 * 4, stride = wide + 4;
@@ -139,6 +139,9 @@ index_score(Step b, Indexer p, const float* iq, const float* weights, int w_stri
 }
 
 #define KEY_LINE 132 // floats of a row of 128 in shared memory
+
+// A head's share of a score, as a product that no later sum is fused with: it is added in several kernels.
+DEVICE float gained(float gain, float dot) { return fma_of(gain, at_least(dot * (1.0f / sqrt_of(128.0f)), 0.0f), 0.0f); }
 
 // The same for 32 heads of 128. A block scores 8 PER pools; each of its 64 groups of four threads holds PER x 4 dot products, a thread a quarter
 // of the channels, so that what comes from shared memory is used PER or four times. The order of sums is the same for any PER.
@@ -192,19 +195,78 @@ DEVICE void score_wide(const Step& b, const Indexer& p, const float* iq, const f
     UNROLL for (int i = 0; i < PER; i++) {
         const float* of = parts + (i * 8 + warp) * 33 + lane;
         float dot = ((of[0] + of[MANY * 33]) + of[2 * MANY * 33]) + of[3 * MANY * 33];
-        float sum = warp_sum(gain * at_least(dot * (1.0f / sqrt_of(128.0f)), 0.0f));
+        float sum = warp_sum(gained(gain, dot));
         if (lane == 0 && first + i * 8 + warp < pools) scores[(long long)block_y() * s_stride + first + i * 8 + warp] = sum;
     }
 }
 KERNEL BOUNDS(256)
 index_score_2(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
-              int row0, float* scores, int s_stride) {
+              int row0, int, float* scores, int s_stride) {
     score_wide<2>(b, p, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores, s_stride);
 }
 KERNEL BOUNDS(256)
 index_score_8(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
-              int row0, float* scores, int s_stride) {
+              int row0, int, float* scores, int s_stride) {
     score_wide<8>(b, p, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores, s_stride);
+}
+
+#define ROWS_EACH 8 // rows of one block of `index_score_rows`
+
+// The same scores, bit for bit, for many rows of one sequence: the pools' keys stay in shared memory for `ROWS_EACH` rows, of which two are scored at a
+// time. Blocks (64 pools, rows); a warp has 32 pools of a row, a thread of it 8 pools (4 apart) and 4 heads (8 apart) over all channels, whose
+// quarters it sums apart as `score_wide` does.
+KERNEL BOUNDS_3(128)
+index_score_rows(Step b, Indexer p, const float* iq, const float* weights, int w_stride, const float* pooled, int page_tokens, int layers, int layer,
+                 int row0, int rows, float* scores, int s_stride) {
+    extern SHARED float shared[];
+    float* keys = shared;               // [64][KEY_LINE]
+    float* q = keys + 64 * KEY_LINE;    // [2][32][KEY_LINE]
+    int from = row0 + block_y() * ROWS_EACH, end = min_of(from + ROWS_EACH, row0 + rows), first = block_x() * 64;
+    int lane = lane_id(), warp = tid() >> 5, part = (warp & 1) * 32, head = lane & 7, width = p.topk + (p.tail ? p.kpool - 1 : 0);
+    begin_next();
+    await_ahead();
+    Segment s = b.segments[b.row_segment[from]];
+    int before = s.pos0 - s.row0 + 1, most = (before + end - 1) / p.kpool;
+    if (first >= most || before + end - 1 <= width) return;
+    UNROLL_8 for (int i = warp; i < 64; i += 4) {
+        float4 line = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (first + i < most) line = ((const float4*)(pooled + place_in(b, s, (first + i) * p.kpool, page_tokens, layers, layer) / p.kpool * 128))[lane];
+        *(float4*)(keys + i * KEY_LINE + lane * 4) = line;
+    }
+    for (int r0 = from; r0 < end; r0 += 2) {
+        int last = before + min_of(r0 + 1, end - 1);
+        if (last <= width || first >= last / p.kpool) continue;
+        barrier(); // the queries before are used up
+        UNROLL_8 for (int i = tid(); i < 2 * 32 * 32; i += 128)
+            if (r0 + (i >> 10) < end) *(float4*)(q + (i >> 5) * KEY_LINE + lane * 4) = ((const float4*)iq)[(long long)r0 * 1024 + i];
+        barrier();
+        int r = r0 + (warp >> 1), visible = before + r, pools = visible / p.kpool;
+        if (r >= end || visible <= width || first + part >= pools) continue;
+        const float *asked = q + ((warp >> 1) * 32 + head) * KEY_LINE, *own = keys + (part + (lane >> 3)) * KEY_LINE;
+        float gain[4], dots[8][4];
+        UNROLL for (int j = 0; j < 4; j++) gain[j] = weights[(long long)r * w_stride + head + 8 * j] * (1.0f / sqrt_of(32.0f));
+        UNROLL_1 for (int quarter = 0; quarter < 4; quarter++) {
+            float acc[8][4] = {};
+            UNROLL_2 for (int k = quarter * 32; k < quarter * 32 + 32; k += 4) {
+                float4 x[4];
+                UNROLL for (int j = 0; j < 4; j++) x[j] = *(const float4*)(asked + 8 * j * KEY_LINE + k);
+                UNROLL for (int i = 0; i < 8; i++) {
+                    float4 y = *(const float4*)(own + 4 * i * KEY_LINE + k);
+                    UNROLL for (int j = 0; j < 4; j++)
+                        acc[i][j] = fma_of(x[j].w, y.w, fma_of(x[j].z, y.z, fma_of(x[j].y, y.y, fma_of(x[j].x, y.x, acc[i][j]))));
+                }
+            }
+            UNROLL for (int i = 0; i < 8; i++)
+                UNROLL for (int j = 0; j < 4; j++) dots[i][j] = quarter == 0 ? acc[i][j] : dots[i][j] + acc[i][j];
+        }
+        // Heads in the order of `warp_sum`: 16 apart, then 8, then those of other lanes.
+        float sums[8];
+        UNROLL for (int i = 0; i < 8; i++)
+            sums[i] = (gained(gain[0], dots[i][0]) + gained(gain[2], dots[i][2])) + (gained(gain[1], dots[i][1]) + gained(gain[3], dots[i][3]));
+        float sum = sums_of<4>(sums);
+        int pool = first + part + (lane >> 3) + 4 * (lane & 7);
+        if (pool < pools) scores[(long long)(r - row0) * s_stride + pool] = sum;
+    }
 }
 
 #define HELD 8      // keys of a thread that stay in registers

@@ -16,7 +16,7 @@
 
 // Chunks `first + x` of the segments of at least `least` rows. Blocks (chunks, head, segment); a group of 128 threads each for q, k, v and the
 // decay.
-KERNEL BOUNDS(512)
+KERNEL BOUNDS_3(512)
 kda_prepare(Step b, Kda p, int least, int first, const float* proj, int stride, int beta0, const float* f, const float* conv, const float* a_log,
             const float* dt_bias, const float* carries, int layers, int layer, float* parts) {
     SHARED ALIGNED float q[CHUNK][LINE], k[CHUNK][LINE], v[CHUNK][LINE], sum[CHUNK][LINE];
@@ -112,7 +112,7 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
     begin_next();
     await_ahead();
     Segment s = b.segments[block_z()];
-    int h = block_y(), c0 = block_x() * COLUMNS, hd = p.heads * DIM, group = tid() >> 4, pair = (tid() & 15) * 2, all = div_up(s.rows, CHUNK);
+    int h = block_y(), c0 = block_x() * COLUMNS, hd = p.heads * DIM, group = tid() >> 4, pair = (tid() & 15) * 2, quarter = tid() >> 6, all = div_up(s.rows, CHUNK);
     if (s.rows < least || first >= all) return;
     int end = min_of(all - first, chunks);
     long long unit = (long long)s.slot * layers + layer;
@@ -139,18 +139,31 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
         if (tid() < DIM) fade[tid()] = decay;
         barrier();
         if (at + 1 < end) fetch(at + 1);
-        // Two rows of both products and two columns of a thread's own.
-        float acc[2][2] = {};
-        UNROLL_4 for (int x = 0; x < DIM; x += 4) {
-            float4 l[2];
-            float2 r[4];
-            UNROLL for (int i = 0; i < 2; i++) l[i] = *(const float4*)&rows[group * 2 + i][x];
-            UNROLL for (int i = 0; i < 4; i++) r[i] = *(const float2*)&state[x + i][pair];
-            UNROLL for (int i = 0; i < 2; i++) {
-                acc[i][0] = fma_of(l[i].w, r[3].x, fma_of(l[i].z, r[2].x, fma_of(l[i].y, r[1].x, fma_of(l[i].x, r[0].x, acc[i][0]))));
-                acc[i][1] = fma_of(l[i].w, r[3].y, fma_of(l[i].z, r[2].y, fma_of(l[i].y, r[1].y, fma_of(l[i].x, r[0].y, acc[i][1]))));
+        // Both products: a thread sums four rows (8 apart) and four columns over a quarter of the keys; then the quarters' sums of two rows and two
+        // columns of its own.
+        float4 tile[4] = {};
+        UNROLL_2 for (int x = quarter * 32; x < quarter * 32 + 32; x += 4) {
+            float4 l[4], r[4];
+            UNROLL for (int i = 0; i < 4; i++) l[i] = *(const float4*)&rows[(tid() >> 3 & 7) + 8 * i][x];
+            UNROLL for (int i = 0; i < 4; i++) r[i] = *(const float4*)&state[x + i][(tid() & 7) * 4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                tile[i].x = fma_of(l[i].w, r[3].x, fma_of(l[i].z, r[2].x, fma_of(l[i].y, r[1].x, fma_of(l[i].x, r[0].x, tile[i].x))));
+                tile[i].y = fma_of(l[i].w, r[3].y, fma_of(l[i].z, r[2].y, fma_of(l[i].y, r[1].y, fma_of(l[i].x, r[0].y, tile[i].y))));
+                tile[i].z = fma_of(l[i].w, r[3].z, fma_of(l[i].z, r[2].z, fma_of(l[i].y, r[1].z, fma_of(l[i].x, r[0].z, tile[i].z))));
+                tile[i].w = fma_of(l[i].w, r[3].w, fma_of(l[i].z, r[2].w, fma_of(l[i].y, r[1].w, fma_of(l[i].x, r[0].w, tile[i].w))));
             }
         }
+        barrier(); // the rows are used up: their place takes the quarters' sums
+        float* quarters = rows[0];
+        UNROLL for (int i = 0; i < 4; i++) *(float4*)(quarters + (quarter * 32 + (tid() >> 3 & 7) + 8 * i) * COLUMNS + (tid() & 7) * 4) = tile[i];
+        barrier();
+        float acc[2][2] = {};
+        UNROLL for (int i = 0; i < 2; i++)
+            UNROLL for (int k = 0; k < 4; k++) {
+                float2 of = *(const float2*)(quarters + (k * 32 + group * 2 + i) * COLUMNS + pair);
+                acc[i][0] += of.x;
+                acc[i][1] += of.y;
+            }
         if (group < 8) {
             UNROLL for (int i = 0; i < 2; i++) {
                 u[group * 2 + i][pair] -= acc[i][0];

@@ -37,7 +37,7 @@ DEVICE float slice_part(const Matrix& fn, int j, const float* s, int n, int d, i
     return sum;
 }
 
-// Block (slice, row). With `y`: streams[m] = post[m] y + sum_n comb[n, m] streams[n] first, in place. Then partial[row, j, slice] = the
+// Block (slice, row). With `y`: streams[m] = post[m] y + sum_n comb[n, m] streams[n] first, in place. Then partial[row, slice, j] = the
 // slice's part of fn[j] . streams for each gate j, and of |streams|^2 behind them. Only post where `fn` has no rows.
 KERNEL BOUNDS(256)
 mhc_mix(Matrix fn, const float* y, const float* post, const float* comb, int n, int d, float* streams, float* partial) {
@@ -76,49 +76,135 @@ mhc_mix(Matrix fn, const float* y, const float* post, const float* comb, int n, 
             for (int m = 0; m < n; m++)
                 for (int c = lane_id(); c < width; c += 32) sum = fma_of(s[m * SLICE + c], s[m * SLICE + c], sum);
         sum = warp_sum(sum);
-        if (lane_id() == 0) partial[((long long)r * (fn.rows + 1) + j) * slices + block_x()] = sum;
+        if (lane_id() == 0) partial[((long long)r * slices + block_x()) * (fn.rows + 1) + j] = sum;
     }
 }
 
-// The same for the release's shape: four streams, a width of whole slices, fn in F32. A thread per element, its column of fn in flight before
-// the streams are there and kept for every `step`-th row.
-KERNEL BOUNDS(256)
+DEVICE float4 scaled4(float a, float4 x) {
+    float4 to = {a * x.x, a * x.y, a * x.z, a * x.w};
+    return to;
+}
+DEVICE float4 added4(float a, float4 x, float4 b) {
+    float4 to = {fma_of(a, x.x, b.x), fma_of(a, x.y, b.y), fma_of(a, x.z, b.z), fma_of(a, x.w, b.w)};
+    return to;
+}
+DEVICE float dot4(float4 x, float4 y, float sum) { return fma_of(x.w, y.w, fma_of(x.z, y.z, fma_of(x.y, y.y, fma_of(x.x, y.x, sum)))); }
+
+// The end of a sublayer for four columns of row r's four streams.
+DEVICE void post4(const float* post, const float* comb, int r, float4 y, float4* s) {
+    float4 gain = ((const float4*)post)[r], old[4], out[4];
+    UNROLL for (int k = 0; k < 4; k++) {
+        old[k] = s[k];
+        out[k] = ((const float4*)comb)[(long long)r * 4 + k];
+    }
+    s[0] = scaled4(gain.x, y);
+    s[1] = scaled4(gain.y, y);
+    s[2] = scaled4(gain.z, y);
+    s[3] = scaled4(gain.w, y);
+    UNROLL for (int k = 0; k < 4; k++) {
+        s[0] = added4(out[k].x, old[k], s[0]);
+        s[1] = added4(out[k].y, old[k], s[1]);
+        s[2] = added4(out[k].z, old[k], s[2]);
+        s[3] = added4(out[k].w, old[k], s[3]);
+    }
+}
+
+// The two kernels for the release's shape: four streams, a width of whole slices, fn in F32. In both a thread holds four columns of all streams; its
+// 16 products of a gate follow each other, and the 16 threads of a slice halve what they add (8 apart, 4, 2, 1). So a row's bits are the same.
+//
+// Few rows: each 16 threads make the slice's streams for themselves and sum three gates (the last also the squares), whose part of fn is in
+// flight before the streams are there and kept for every `step`-th row.
+KERNEL BOUNDS(128)
 mhc_mix4(Matrix fn, const float* y, const float* post, const float* comb, int d, float* streams, float* partial, int rows, int step) {
-    SHARED float sums[8][32];
-    int m = tid() >> 6, c = block_x() * SLICE + (tid() & 63), slices = d / SLICE;
-    float w[24];
+    int group = tid() >> 4, c = block_x() * SLICE + (tid() & 15) * 4, slices = d / SLICE;
+    float4 w[3][4];
     begin_next();
     if (fn.rows > 0) {
-        const float* from = (const float*)fn.q + (long long)m * d + c;
-        UNROLL for (int j = 0; j < 24; j++) w[j] = from[(long long)j * (fn.q_row >> 2)];
+        const float* from = (const float*)fn.q + c;
+        UNROLL for (int j = 0; j < 3; j++)
+            UNROLL for (int m = 0; m < 4; m++) w[j][m] = *(const float4*)(from + (long long)(group * 3 + j) * (fn.q_row >> 2) + m * d);
     }
     await_ahead();
     for (int r = block_y(); r < rows; r += step) {
         float* mine = streams + (long long)r * 4 * d + c;
-        float v;
+        float4 s[4];
+        UNROLL for (int m = 0; m < 4; m++) s[m] = *(const float4*)(mine + m * d);
         if (y) {
-            float old[4], out[4], gain = post[r * 4 + m], own = y[(long long)r * d + c];
-            UNROLL for (int k = 0; k < 4; k++) old[k] = mine[(long long)k * d];
-            UNROLL for (int k = 0; k < 4; k++) out[k] = comb[(r * 4 + k) * 4 + m];
-            v = gain * own;
-            UNROLL for (int k = 0; k < 4; k++) v = fma_of(out[k], old[k], v);
+            post4(post, comb, r, *(const float4*)(y + (long long)r * d + c), s);
             barrier(); // all have read the old streams
-            mine[(long long)m * d] = v;
-        } else {
-            v = mine[(long long)m * d];
-            barrier();
+            UNROLL for (int m = 0; m < 4; m++)
+                if (group == m) *(float4*)(mine + m * d) = s[m];
         }
         if (fn.rows == 0) continue;
-        float part[32] = {};
-        UNROLL for (int j = 0; j < 24; j++) part[j] = w[j] * v;
-        part[24] = v * v;
-        sums[tid() >> 5][lane_id()] = sums_of<16>(part);
-        barrier();
-        if (tid() < 25) {
-            float sum = 0.0f;
-            UNROLL for (int k = 0; k < 8; k++) sum += sums[k][tid()];
-            partial[((long long)r * 25 + tid()) * slices + block_x()] = sum;
+        float sums[4] = {};
+        UNROLL for (int m = 0; m < 4; m++) {
+            UNROLL for (int j = 0; j < 3; j++) sums[j] = dot4(s[m], w[j][m], sums[j]);
+            sums[3] = dot4(s[m], s[m], sums[3]);
         }
+        UNROLL for (int m = 8; m > 0; m >>= 1)
+            UNROLL for (int j = 0; j < 4; j++) sums[j] += shuffle(sums[j], lane_id() ^ m);
+        float* to = partial + ((long long)r * slices + block_x()) * 25 + group * 3;
+        int j = tid() & 15;
+        if (j < 3) to[j] = j == 0 ? sums[0] : j == 1 ? sums[1] : sums[2];
+        if (j == 3 && group == 7) to[3] = sums[3];
+    }
+}
+
+#define AT_ONCE 64 // rows of one block of `mhc_many4`
+
+// Many rows: each 16 threads hold four rows of the slice and take all gates in turn; fn's part lies in shared memory. A block takes every `step`-th
+// 64 rows.
+KERNEL BOUNDS_2(256)
+mhc_many4(Matrix fn, const float* y, const float* post, const float* comb, int d, float* streams, float* partial, int rows, int step) {
+    SHARED ALIGNED float w[24][4][SLICE];
+    int q = (tid() & 15) * 4, c = block_x() * SLICE + q, slices = d / SLICE;
+    begin_next();
+    if (fn.rows > 0) {
+        const float* from = (const float*)fn.q + c;
+        int m = tid() >> 4 & 3;
+        UNROLL for (int j = tid() >> 6; j < 24; j += 4) *(float4*)&w[j][m][q] = *(const float4*)(from + (long long)j * (fn.q_row >> 2) + m * d);
+    }
+    barrier();
+    await_ahead();
+    for (int base = block_y() * AT_ONCE; base < rows; base += step * AT_ONCE) {
+        int r0 = base + (tid() >> 4) * 4;
+        float4 s[4][4], in[4];
+        UNROLL for (int i = 0; i < 4; i++) {
+            const float* row = streams + (long long)(r0 + i) * 4 * d + c;
+            UNROLL for (int m = 0; m < 4; m++) {
+                s[i][m] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (r0 + i < rows) s[i][m] = *(const float4*)(row + m * d);
+            }
+            if (y && r0 + i < rows) in[i] = *(const float4*)(y + (long long)(r0 + i) * d + c);
+        }
+        if (y) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                if (r0 + i >= rows) continue;
+                post4(post, comb, r0 + i, in[i], s[i]);
+                float* row = streams + (long long)(r0 + i) * 4 * d + c;
+                UNROLL for (int m = 0; m < 4; m++) *(float4*)(row + m * d) = s[i][m];
+            }
+        }
+        if (fn.rows == 0) continue;
+        float* to = partial + ((long long)r0 * slices + block_x()) * 25;
+        int of = lane_id() & 15;
+        UNROLL_1 for (int j0 = 0; j0 < 24; j0 += 4) {
+            float sums[16] = {}; // [row][gate]
+            UNROLL for (int m = 0; m < 4; m++)
+                UNROLL for (int j = 0; j < 4; j++) {
+                    float4 by = *(const float4*)&w[j0 + j][m][q];
+                    UNROLL for (int i = 0; i < 4; i++) sums[i * 4 + j] = dot4(s[i][m], by, sums[i * 4 + j]);
+                }
+            float sum = sums_of<8>(sums);
+            if (r0 + (of >> 2) < rows) to[(long long)(of >> 2) * slices * 25 + j0 + (of & 3)] = sum;
+        }
+        float squares[4] = {};
+        UNROLL for (int m = 0; m < 4; m++)
+            UNROLL for (int i = 0; i < 4; i++) squares[i] = dot4(s[i][m], s[i][m], squares[i]);
+        UNROLL for (int m = 8; m > 2; m >>= 1)
+            UNROLL for (int i = 0; i < 4; i++) squares[i] += shuffle(squares[i], lane_id() ^ m);
+        float square = sums_of<2>(squares);
+        if (of < 4 && r0 + of < rows) to[(long long)of * slices * 25 + 24] = square;
     }
 }
 
@@ -182,7 +268,7 @@ DEVICE void sinkhorn_any(float* m, const float* base, float scale, int n, float 
 DEVICE void join_gates(const float* partial, int gates, int slices, float* gate) {
     for (int j = tid() >> 5; j <= gates; j += threads() >> 5) {
         float sum = 0.0f;
-        UNROLL_2 for (int i = lane_id(); i < slices; i += 32) sum += partial[(long long)j * slices + i];
+        UNROLL_2 for (int i = lane_id(); i < slices; i += 32) sum += partial[(long long)i * (gates + 1) + j];
         sum = warp_sum(sum);
         if (lane_id() == 0) gate[j] = sum;
     }
@@ -225,14 +311,30 @@ mhc_read(const float* partial, const float* base, const float* scale, const floa
         for (int c = tid() - 32; c < d; c += threads() - 32) to[c] = to[c] * inv * norm[c];
 }
 
+// Sums of the slices' parts for four streams and up to 64 slices, for 17 warps: lane j of every warp gets gate j. `room` holds 16 x 32.
+DEVICE float gates4(const float* partial, int slices, float* room) {
+    int warp = tid() >> 5, j = lane_id();
+    if (warp < 16) {
+        float v[4], sum = 0.0f;
+        UNROLL for (int u = 0; u < 4; u++) v[u] = j < 25 && warp + 16 * u < slices ? partial[(warp + 16 * u) * 25 + j] : 0.0f;
+        UNROLL for (int u = 0; u < 4; u++) sum += v[u];
+        room[warp * 32 + j] = sum;
+    }
+    barrier();
+    float sum = 0.0f;
+    UNROLL for (int i = 0; i < 16; i++) sum += room[i * 32 + j];
+    return sum;
+}
+
 // The same for four streams up to 4,096 wide: 16 warps keep the streams' columns in registers (two of four each), the one behind them makes
-// the gates for the end of the sublayer, which nobody here waits for.
+// the gates for the end of the sublayer, which nobody here waits for. With `later`, `comb` gets what `mhc_comb4` turns into the gates: then
+// no block stays for one thread's Sinkhorn.
 KERNEL BOUNDS(544)
 mhc_read4(const float* partial, const float* base, const float* scale, const float* norm, const float* streams, int d, float rms_eps, float hc_eps,
-          int iters, float* x, float* post, float* comb) {
-    SHARED float room[32];
-    SHARED float gate[25];
-    int r = block_x(), slices = div_up(d, SLICE);
+          int iters, int later, float* x, float* post, float* comb) {
+    SHARED float room[16];
+    SHARED float parts[16 * 32];
+    int r = block_x(), slices = d / SLICE;
     const float* s = streams + (long long)r * 4 * d;
     float4 in[2][4], w[2];
     begin_next();
@@ -248,23 +350,27 @@ mhc_read4(const float* partial, const float* base, const float* scale, const flo
             if (tid() < 512 && c < d) in[u][k] = *(const float4*)(s + (long long)k * d + c);
         }
     }
-    join_gates(partial + (long long)r * slices * 25, 24, slices, gate);
-    barrier();
-    float inv = 1.0f / sqrt_of(gate[24] / (float)(4 * d) + rms_eps);
+    float gate = gates4(partial + (long long)r * slices * 25, slices, parts);
+    float inv = 1.0f / sqrt_of(shuffle(gate, 24) / (float)(4 * d) + rms_eps);
     if (tid() >= 512) {
         arrive<544>();
         int i = lane_id();
-        if (i >= 28) post[r * 4 + i - 28] = 2.0f * sigmoid(gate[i - 24] * inv * scale[1] + base[i - 24]);
+        float own = i < 24 ? gate * inv * scale[i < 8 ? 1 : 2] + base[i] : 0.0f;
+        if (i >= 4 && i < 8) post[r * 4 + i - 4] = 2.0f * sigmoid(own);
+        if (later) {
+            if (i >= 8 && i < 24) comb[(long long)r * 16 + i - 8] = own;
+            return;
+        }
+        float m[16];
+        UNROLL for (int k = 0; k < 16; k++) m[k] = shuffle(own, 8 + k);
         if (i == 0) {
-            float m[16];
-            UNROLL for (int k = 0; k < 16; k++) m[k] = gate[8 + k] * inv * scale[2] + base[8 + k];
             sinkhorn4(m, hc_eps, iters);
-            UNROLL for (int k = 0; k < 16; k++) comb[r * 16 + k] = m[k];
+            UNROLL for (int k = 0; k < 16; k++) comb[(long long)r * 16 + k] = m[k];
         }
         return;
     }
     int j = lane_id() & 3;
-    float mine = sigmoid(gate[j] * inv * scale[0] + base[j]) + hc_eps, pre[4], sum = 0.0f;
+    float mine = sigmoid(shuffle(gate, j) * inv * scale[0] + base[j]) + hc_eps, pre[4], sum = 0.0f;
     UNROLL for (int k = 0; k < 4; k++) pre[k] = shuffle(mine, k);
     float4 v[2];
     UNROLL for (int u = 0; u < 2; u++) {
@@ -286,4 +392,16 @@ mhc_read4(const float* partial, const float* base, const float* scale, const flo
             *(float4*)(x + (long long)r * d + c) = to;
         }
     }
+}
+
+// The end of `mhc_read4` with `later`: a thread per row.
+KERNEL BOUNDS(64) mhc_comb4(float* comb, float hc_eps, int iters, int rows) {
+    int r = block_x() * 64 + tid();
+    begin_next();
+    await_ahead();
+    if (r >= rows) return;
+    float m[16];
+    UNROLL for (int k = 0; k < 16; k++) m[k] = comb[(long long)r * 16 + k];
+    sinkhorn4(m, hc_eps, iters);
+    UNROLL for (int k = 0; k < 16; k++) comb[(long long)r * 16 + k] = m[k];
 }

@@ -174,6 +174,20 @@ fn rows_beside_many_have_the_bits_of_rows_alone() {
     }
 }
 
+/// A prompt's rows of hyper-connections: another kernel sums the gates, and any split of the rows gives the same bits.
+#[test]
+fn many_rows_of_hyper_connections() {
+    for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
+        for (seed, rows, hidden) in [(1, 65, 4096), (2, 100, 512), (3, 300, 64)] {
+            let mut n = Noise::new(seed);
+            let mut fn_ = || MatrixSource::from_f32("fn", 24, 4 * hidden, &n.values(24 * 4 * hidden, 0.0, 0.02)).unwrap();
+            let sites = [fn_(), fn_()];
+            let judged = rig::judge(b, &Mhc::of(&mut n, rows, 4, hidden, sites));
+            judged.unwrap_or_else(|e| panic!("{} {rows} rows: {}", b.precision(), &e[..e.len().min(400)]));
+        }
+    }
+}
+
 /// The release's widths of heads, latent and index keys, and sequences longer than what is chosen.
 #[test]
 fn release_widths() {

@@ -59,12 +59,13 @@ fn main() -> Outcome {
     println!("\n| {:<52} | {:>9} | {:>9} | {:>6} |", "op", "µs", "GB/s", "read");
     println!("|{:-<54}|{:->11}|{:->11}|{:->8}|", "", "", "", "");
     let bench = Bench { b, read, memory: noise(1400 << 20), kinds };
-    let groups: [(&str, Group); 8] = [
+    let groups: [(&str, Group); 9] = [
         ("gemv", gemv),
         ("experts", experts),
         ("kda", kda),
         ("mla", mla),
         ("indexer", indexer),
+        ("index-rows", index_rows),
         ("mhc", mhc),
         ("router-sample", router_and_sampler),
         ("prefill", prefill),
@@ -355,6 +356,24 @@ fn mla(t: &Bench) -> Outcome {
     Ok(())
 }
 
+fn index_rows(t: &Bench) -> Outcome {
+    let p = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 2048, always_tail: true };
+    let (stride, layers, context) = (2336, 4, 8192);
+    let w = IndexKeyWeights::<CudaBackend> { norm_weight: t.buf(128)?, norm_bias: t.buf(128)?, ape: t.buf(4 * 128)? };
+    let mut state = t.b.state(&spec(1, context / 64, 0, layers))?;
+    for rows in [512, 4096] {
+        let step = batch(t, 1, rows, context - rows)?;
+        let (iq, proj) = (t.buf(rows * 32 * 128)?, t.buf(rows * stride)?);
+        let mut selected = t.b.alloc("selected", Elem::I32, rows * p.width())?;
+        let bytes = rows * (32 * 128 + 32 + p.width()) * 4 + context / 4 * 512;
+        t.entry(&format!("index append + select, a chunk of {rows} rows"), 2, bytes, |i| {
+            t.b.index_append(&step, i % layers, &proj, stride, 2048, 2176, &w, &p, &mut state);
+            t.b.index_select(&step, i % layers, &iq, &proj, stride, 2304, &p, &state, &mut selected);
+        })?;
+    }
+    Ok(())
+}
+
 fn indexer(t: &Bench) -> Outcome {
     let p = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 2048, always_tail: true };
     let stride = 2336;
@@ -380,7 +399,7 @@ fn mhc(t: &Bench) -> Outcome {
         Ok(MhcWeights { fn_: t.b.weight(&[t.matrix("f32", 24, 4 * D, i)?])?, base: t.buf(24)?, scale: t.buf(3)?, norm: t.buf(D)? })
     };
     let sites = (0..48).map(site).collect::<Result<Vec<_>, _>>()?;
-    for m in ROWS.into_iter().chain([512]) {
+    for m in ROWS.into_iter().chain([512, 4096]) {
         let (mut streams, y, mut x) = (t.buf(m * 4 * D)?, t.buf(m * D)?, t.buf(m * D)?);
         let mut gates = MhcGates::<CudaBackend> { post: t.buf(m * 4)?, comb: t.buf(m * 16)? };
         let bytes = 24 * 4 * D * 4 + m * 10 * D * 4;

@@ -8,7 +8,7 @@ use super::{
     driver::{Grid, launch},
     lend::{CudaRegion, CudaWindow},
     memory::{Scratch, Use, bytes_of, bytes_of_mut},
-    ops::{Acts, four_streams},
+    ops::{Acts, MHC_FEW, four_streams},
 };
 use crate::{
     Backend, BackendError, BatchDesc, DeviceInfo, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MhcGates,
@@ -470,7 +470,13 @@ impl CudaBackend {
         let (grid, iters) = (Grid::new([rows, 1, 1], 512), p.iters as i32);
         if four_streams(p) {
             let (grid, d) = (Grid { threads: 544, ..grid }, d as i32);
-            return launch!(self, MHC, "mhc_read4", grid; partial, base, scale, norm, streams, d, p.rms_eps, p.hc_eps, iters, x, post, comb);
+            let later = rows > MHC_FEW;
+            launch!(self, MHC, "mhc_read4", grid; partial, base, scale, norm, streams, d, p.rms_eps, p.hc_eps, iters, i32::from(later), x, post,
+                comb)?;
+            if later {
+                launch!(self, MHC, "mhc_comb4", Grid::new([rows.div_ceil(64), 1, 1], 64); comb, p.hc_eps, iters, rows as i32)?;
+            }
+            return Ok(());
         }
         launch!(self, MHC, "mhc_read", grid; partial, base, scale, norm, streams, n as i32, d as i32, p.rms_eps, p.hc_eps, iters, x, post, comb)
     }

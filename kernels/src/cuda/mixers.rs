@@ -9,7 +9,7 @@ use super::{
     pack::Kind,
     weight::Matrix,
 };
-use crate::{IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MlaParams, Precision};
+use crate::{IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MlaParams, Precision, Segment};
 
 /// `Kda` of kda.cu.
 #[repr(C)]
@@ -76,6 +76,10 @@ const WHOLE_ROWS: usize = 17;
 const SCORE_ROWS: usize = 256;
 /// Scores of a launch up to which blocks take 16 pools each.
 const SCORE_FEW: usize = 8192;
+/// Rows of one sequence from which blocks score pools for several rows.
+const SCORE_SHARED: usize = 64;
+/// `ROWS_EACH` of indexer.cu.
+const SCORE_EACH: usize = 8;
 /// `KEY_LINE` of indexer.cu: floats of a key in shared memory.
 const KEY_LINE: usize = 132;
 /// Rows whose folded queries are held at a time.
@@ -241,16 +245,18 @@ impl CudaBackend {
             let most = batch.most_visible(row0, n);
             let pools = if most <= width { 0 } else { most / p.kpool };
             let scores = scratch.get(&self.device, Use::Scores, 4 * n * pools)?;
-            let (row0, s_stride, w_stride) = (row0 as i32, pools as i32, stride as i32);
-            // Blocks of few pools until the chip is full; the sums are the same.
-            let (name, each, shared) = match (release, n * pools <= SCORE_FEW) {
-                (true, true) => ("index_score_2", 16, 4 * (32 + 16) * KEY_LINE),
-                (true, false) => ("index_score_8", 64, 4 * (32 + 64) * KEY_LINE),
-                _ => ("index_score", 64, shared),
+            // Many rows of one sequence share the keys that a block reads. Else blocks of few pools until the chip is full. The sums are the same.
+            let one = |s: &Segment| (s.row0 as usize) <= row0 && row0 + n <= (s.row0 + s.rows) as usize;
+            let shared_keys = n >= SCORE_SHARED && batch.desc.segments.iter().any(one);
+            let (name, blocks, threads, shared) = match (release, shared_keys, n * pools <= SCORE_FEW) {
+                (true, true, _) => ("index_score_rows", [pools.div_ceil(64), n.div_ceil(SCORE_EACH), 1], 128, 4 * (64 + 64) * KEY_LINE),
+                (true, _, true) => ("index_score_2", [pools.div_ceil(16), n, 1], 256, 4 * (32 + 16) * KEY_LINE),
+                (true, _, false) => ("index_score_8", [pools.div_ceil(64), n, 1], 256, 4 * (32 + 64) * KEY_LINE),
+                _ => ("index_score", [pools.div_ceil(64), n, 1], 256, shared),
             };
-            let grid = Grid { blocks: [pools.div_ceil(each), n, 1], threads: 256, shared };
-            launch!(self, INDEXER, name, grid; batch.step(), sizes, iq, weights, w_stride, pooled, page_tokens, layers, layer, row0, scores,
-                s_stride)?;
+            let (row0, n_i, s_stride, w_stride) = (row0 as i32, n as i32, pools as i32, stride as i32);
+            launch!(self, INDEXER, name, Grid { blocks, threads, shared }; batch.step(), sizes, iq, weights, w_stride, pooled, page_tokens, layers,
+                layer, row0, n_i, scores, s_stride)?;
             launch!(self, INDEXER, "index_select", Grid::new([n, 1, 1], 1024); batch.step(), sizes, scores, s_stride, row0, selected)?;
         }
         Ok(())

@@ -357,9 +357,13 @@ impl CudaBackend {
         let (y, post, comb) = y.unwrap_or_default();
         if four_streams(p) && (m.rows == 0 || m.kind == Kind::F32 as i32) {
             // Enough blocks to fill the chip; each keeps its part of fn for all its rows.
-            let step = rows.min(MHC_ROWS);
-            let (grid, d, rows, step) = (Grid::new([slices, step, 1], 256), d as i32, rows as i32, step as i32);
-            launch!(self, MHC, "mhc_mix4", grid; m, y, post, comb, d, streams, partial, rows, step)?;
+            let (name, threads, step) = if rows > MHC_FEW {
+                ("mhc_many4", 256, rows.div_ceil(MHC_AT_ONCE).min((2 * self.device.sms / slices).max(1)))
+            } else {
+                ("mhc_mix4", 128, rows.min(MHC_ROWS))
+            };
+            let (grid, d, rows, step) = (Grid::new([slices, step, 1], threads), d as i32, rows as i32, step as i32);
+            launch!(self, MHC, name, grid; m, y, post, comb, d, streams, partial, rows, step)?;
             return Ok(partial);
         }
         let grid = Grid::new([slices, rows, 1], 256);
@@ -373,6 +377,10 @@ pub(super) const MAX_STREAMS: usize = 8;
 const MHC_SLICE: usize = 64;
 /// Blocks of `mhc_mix4` along the rows.
 const MHC_ROWS: usize = 16;
+/// Rows up to which blocks are made for few of them; the bits are the same.
+pub(super) const MHC_FEW: usize = 64;
+/// `AT_ONCE` of mhc.cu.
+const MHC_AT_ONCE: usize = 64;
 
 /// Whether the hyper-connections have the release's shape, for which there are kernels of their own.
 pub(super) fn four_streams(p: &MhcParams) -> bool {
