@@ -162,7 +162,10 @@ mhc_many4(Matrix fn, const float* y, const float* post, const float* comb, int d
     if (fn.rows > 0) {
         const float* from = (const float*)fn.q + c;
         int m = tid() >> 4 & 3;
-        UNROLL for (int j = tid() >> 6; j < 24; j += 4) *(float4*)&w[j][m][q] = *(const float4*)(from + (long long)j * (fn.q_row >> 2) + m * d);
+        UNROLL for (int i = 0; i < 6; i++) {
+            int j = 4 * i + (tid() >> 6);
+            *(float4*)&w[j][m][q] = *(const float4*)(from + (long long)j * (fn.q_row >> 2) + m * d);
+        }
     }
     barrier();
     await_ahead();
