@@ -95,6 +95,12 @@ KERNEL BOUNDS_2(256) mla_fold_mma(const float* q, Matrix kv_b, int heads, int qk
     }
 }
 
+// Eight elements on their way to shared memory: zeros where there are none.
+DEVICE void copy(u16* place, const u16* source, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(place)), "l"(source), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
 #define HEADS 16 // of one block
 #define WEIGHT_LINE 72 // bf16 of a head's 64 weights in shared memory
 
@@ -117,10 +123,6 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
     int h0 = block_y() * HEADS, parts = div_up(width, PART);
     begin_next();
     await_ahead();
-    auto copy = [](u16* place, const u16* source, bool there) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(place)), "l"(source), "r"(there ? 16 : 0)
-                     : "memory");
-    };
     const int* chosen = selected + (long long)r * width;
     int mine = tid() < PART && part * PART + tid() < width ? chosen[part * PART + tid()] : -1, some = chosen[part * PART];
     Segment s = b.segments[b.row_segment[r]];
@@ -358,10 +360,6 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
     await_ahead();
     const int* chosen = selected + (long long)r * width;
     Segment s = b.segments[b.row_segment[r]];
-    auto copy = [](u16* place, const u16* source, bool there) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(place)), "l"(source), "r"(there ? 16 : 0)
-                     : "memory");
-    };
     auto look_up = [&](int part) {
         if (tid() >= PART) return;
         int at = part * PART + tid(), mine = at < width ? chosen[at] : -1;

@@ -25,6 +25,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// Bytes of an element that is rounded so.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -30,20 +30,13 @@ struct Mapped {
     precision: Precision,
 }
 
-fn width(precision: Precision) -> usize {
-    match precision {
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-    }
-}
-
 impl Mapped {
     fn range(&self, from: usize, len: usize) -> Result<*mut u8, String> {
         if from.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(format!("elements {from}+{len} of {} in shared memory", self.len));
         }
         // SAFETY: the mapping has a page and `self.len` elements, as was checked when it was made.
-        Ok(unsafe { self.map.as_mut_ptr().add(PAGE + from * width(self.precision)) })
+        Ok(unsafe { self.map.as_mut_ptr().add(PAGE + from * self.precision.bytes()) })
     }
 
     /// Hands each of `out`'s elements and what lies at its place to `take`.
@@ -76,14 +69,14 @@ impl CpuRegion {
     /// Room for `len` elements.
     pub(super) fn new(precision: Precision, len: usize) -> std::io::Result<Self> {
         let file = File::from(memfd_create(c"tandem-rows", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-        file.set_len((PAGE + len * width(precision)) as u64)?;
+        file.set_len((PAGE + len * precision.bytes()) as u64)?;
         // A file that became shorter would kill whoever reads it.
         fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
         let map = MmapRaw::map_raw(&file)?;
         let nonce = nonce();
         // SAFETY: the first page is mapped, writable and nobody else's yet.
         unsafe { map.as_mut_ptr().cast::<u64>().write(nonce) };
-        let handle = format!("{KIND} {} {} {nonce} {len} {}", std::process::id(), file.as_raw_fd(), width(precision));
+        let handle = format!("{KIND} {} {} {nonce} {len} {}", std::process::id(), file.as_raw_fd(), precision.bytes());
         Ok(Self { mapped: Mapped { map, len, precision }, handle, _file: file })
     }
 
@@ -125,8 +118,8 @@ impl CpuWindow {
         let [KIND, numbers @ ..] = words.as_slice() else { return Err(format!("the peer lends {text:.20}…; needed {KIND}")) };
         let numbers: Vec<u64> = numbers.iter().filter_map(|n| n.parse().ok()).collect();
         let [pid, fd, nonce, len, got] = numbers[..] else { return Err("the handle is damaged".to_owned()) };
-        if got != width(precision) as u64 {
-            return Err(format!("the peer's elements have {got} bytes; needed {}", width(precision)));
+        if got != precision.bytes() as u64 {
+            return Err(format!("the peer's elements have {got} bytes; needed {}", precision.bytes()));
         }
         let path = format!("/proc/{pid}/fd/{fd}");
         let failed = |e: std::io::Error| format!("{path}: {e}");

@@ -15,14 +15,6 @@ const KIND: &str = "cuda-ipc";
 /// Memory that is lent is an allocation of its own: a handle opens all of the allocation that it is of.
 const WHOLE: usize = 2 << 20;
 
-/// Bytes of an element as it lies in lent memory.
-fn width(precision: Precision) -> usize {
-    match precision {
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-    }
-}
-
 /// Where elements are: own memory or a peer's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -62,7 +54,7 @@ impl std::fmt::Debug for CudaRegion {
 impl CudaRegion {
     /// Room for `len` elements.
     pub(super) fn new(device: &Arc<Device>, precision: Precision, len: usize) -> Result<Self, crate::BackendError> {
-        let width = width(precision);
+        let width = precision.bytes();
         let memory = device.alloc("memory to share", (len * width).next_multiple_of(WHOLE))?;
         let mut handle = cu::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the context is current since the allocation, which is `memory`; the place is ours.
@@ -102,8 +94,8 @@ impl CudaWindow {
             (Ok(len), Ok(width)) => (len, width),
             _ => return Err("the handle's sizes are no numbers".to_owned()),
         };
-        if got != width(precision) {
-            return Err(format!("the peer's elements have {got} bytes; needed {}", width(precision)));
+        if got != precision.bytes() {
+            return Err(format!("the peer's elements have {got} bytes; needed {}", precision.bytes()));
         }
         let mut raw = cu::CUipcMemHandle { reserved: [0; 64] };
         if !hex.is_ascii() || hex.len() != 2 * raw.reserved.len() {
