@@ -28,6 +28,11 @@ async fn tokens_and_logits(model: &Path, name: &str, args: &[&str]) {
         println!("{name} {args:?}, prompt of {n}: largest difference {worst:.2e}");
     }
     assert_greedy(&cluster.client(), &golden, &PROMPTS, true).await;
+    let gpu_experts = args.windows(2).any(|pair| pair[0] == "--experts" && pair[1].starts_with("cuda"));
+    if args.starts_with(&["--attn", "cuda:0"]) && gpu_experts {
+        let stats = cluster.client().get("/v1/stats").await.text;
+        assert!(stats.contains("tcp+memory"), "two processes on GPUs of one machine share memory: {stats}");
+    }
 }
 
 #[tokio::test]
