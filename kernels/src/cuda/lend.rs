@@ -115,7 +115,9 @@ impl CudaWindow {
         // SAFETY: as above.
         let known = check("cuMemGetAddressRange", unsafe { cu::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at) });
         match known {
-            Ok(()) if len.checked_mul(got).is_some_and(|needed| at.saturating_sub(base).saturating_add(needed as u64) <= bytes as u64) => Ok(window),
+            Ok(()) if len.checked_mul(got).is_some_and(|needed| at.saturating_sub(base).saturating_add(needed as u64) <= bytes as u64) => {
+                Ok(window)
+            }
             Ok(()) => Err(format!("the peer's memory holds {bytes} bytes; it says {len} elements of {got}")),
             // A driver that tells nothing of others' memory: the handshake said that the peer is of our kind.
             Err(_) => Ok(window),
