@@ -69,7 +69,7 @@ pub struct Output {
     pub width: usize,
     /// The values.
     pub values: Vec<f32>,
-    /// What an element's error is judged against; empty: the largest value of its row.
+    /// What an element's error is judged against; empty: the largest value of its row, or of all rows where they are narrower than `NARROW`.
     pub scale: Vec<f32>,
 }
 
@@ -161,6 +161,10 @@ fn same_bits(whole: &[Output], other: &[Output], part: &Range<usize>, first: usi
     Ok(())
 }
 
+/// Rows of fewer columns may cancel to almost nothing as a whole: one sum of many terms is then all that there is, and its own size says nothing about
+/// how well it was computed.
+const NARROW: usize = 8;
+
 /// Whether `got` is near `want`; `extra` is allowed on top of the tolerance, in absolute terms.
 ///
 /// # Errors
@@ -169,9 +173,11 @@ pub fn near(got: &Output, want: &Output, tolerance: &Tolerance, extra: f64) -> R
     if got.values.len() != want.values.len() {
         return Err(format!("{}: {} values, but {} are wanted", got.name, got.values.len(), want.values.len()));
     }
+    let most = |values: &[f32]| f64::from(values.iter().fold(0.0f32, |m, v| m.max(v.abs())));
+    let of_all = if want.width < NARROW { most(&want.values) } else { 0.0 };
     let mut worst = (0.0, String::new());
     for (row, (g, w)) in got.values.chunks(got.width).zip(want.values.chunks(want.width)).enumerate() {
-        let largest = f64::from(w.iter().fold(0.0f32, |m, v| m.max(v.abs())));
+        let largest = most(w).max(of_all);
         for (i, (&g, &w)) in g.iter().zip(w).enumerate() {
             let scale = want.scale.get(row * want.width + i).map_or(largest, |&s| f64::from(s));
             let allowed = tolerance.relative * scale + extra + f64::from(f32::MIN_POSITIVE);
