@@ -185,6 +185,11 @@ impl Gather {
             // Sent again over another link, or in another form: what came before may lie in memory that is given back by now.
             self.drop_groups(|old, _| *old == key);
         }
+        if shared.is_some() {
+            // Given up, whoever asks for a later layer: computed now, it would write over rows that this one is answered in.
+            let passed = |old: &GroupKey| old.epoch == key.epoch && (old.step_id, old.layer) < (key.step_id, key.layer);
+            self.drop_groups(|old, group| group.owner == conn && group.shared.is_some() && passed(old));
+        }
         let (offset, rows) = ((header.row_offset - header.row_base) as usize, header.rows as usize);
         let RowShape { hidden, topk, .. } = self.limits.shape;
         let group = match self.groups.entry(key) {

@@ -128,6 +128,27 @@ fn rows_in_shared_memory_are_those_of_the_link_that_asks_last() {
     assert!(!gather.has_work());
 }
 
+/// A submission in shared memory that was given up must not be computed after a later one was answered in the same rows.
+#[test]
+fn what_was_given_up_is_not_written_into_rows_of_a_later_layer() {
+    let mut gather = gather();
+    gather.lend(1, Lease { window: 1, region: 2, rows: 400 });
+    gather.lend(2, Lease { window: 3, region: 4, rows: 400 });
+    let (bulk, small) = (shared_piece(0, 300), shared_piece(0, 2));
+    let at = |step_id, layer, piece: &(Header, Bytes)| (Header { step_id, layer, ..piece.0 }, piece.1.clone());
+    assert_eq!(accept(&mut gather, 1, &at(1, 5, &bulk)), Ok(Accepted::Ready));
+    assert_eq!(accept(&mut gather, 2, &at(1, 5, &(Header { epoch: 8, ..bulk.0 }, bulk.1.clone()))), Ok(Accepted::Ready));
+    // A later step overtakes; then a later layer of it. The other link's rows are its own business.
+    assert_eq!(accept(&mut gather, 1, &at(2, 3, &small)), Ok(Accepted::Ready));
+    assert_eq!(accept(&mut gather, 1, &at(2, 4, &small)), Ok(Accepted::Ready));
+    let mut left: Vec<(u64, u64, u16)> = std::iter::from_fn(|| gather.take_batch())
+        .flat_map(|batch| batch.groups)
+        .map(|group| (group.key.epoch, group.key.step_id, group.key.layer))
+        .collect();
+    left.sort_unstable();
+    assert_eq!(left, [(7, 2, 4), (8, 1, 5)]);
+}
+
 #[test]
 fn a_failure_is_answered_and_computed_again() {
     let mut gather = gather();

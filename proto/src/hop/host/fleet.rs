@@ -177,6 +177,7 @@ impl Fleet {
         for (name, worker) in &mut self.workers {
             if matches!(&worker.link, LinkState::Live(live) if live.id == session) {
                 tracing::warn!(worker = %name, %reason, "lost the link to an expert worker");
+                metrics::gauge!("tandem_link_shared", "worker" => name.clone()).set(0.0);
                 worker.link = LinkState::Down { retry_at: now, failures: 0, reason: reason.to_owned() };
             }
         }
