@@ -1,7 +1,8 @@
 //! Rows in memory that both ends see: two processes of one machine need not send activations through a socket.
 //!
 //! Each side *lends* a region of its own memory and *opens* a window onto the other's; nobody writes into memory that is not its own, so what a
-//! stalled or dying process does late can only spoil its own partial, which nobody takes any more. The attention side puts a step's rows
+//! dying process does late can only spoil its own partial, which nobody takes any more; one that lives on forgets what a link gave up (`gather.rs`). The
+//! attention side puts a step's rows
 //! into its region (row `i` of the step is row `i` of the region); the expert side reads them through its window, and puts the partial of row `i`
 //! into row `i` of the region that it lends to this link. Frames still carry ids, weights, keys and timings, and say where the rows are. What cannot
 //! be opened (another machine, another container, another kind of device) travels in the frames, as ever.
