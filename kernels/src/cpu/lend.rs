@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use memmap2::MmapRaw;
+use memmap2::{MmapOptions, MmapRaw};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::memfd::{MFdFlags, memfd_create},
@@ -129,12 +129,13 @@ impl CpuWindow {
         if !about.is_file() || needed != Some(about.len()) {
             return Err(format!("{path} is not the memory that was lent"));
         }
-        let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        let file = File::open(&path).map_err(failed)?;
         let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|e| format!("{path}: {e}"))?;
         if !SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK) {
             return Err(format!("{path} may become shorter: not the memory that was lent"));
         }
-        let map = MmapRaw::map_raw(&file).map_err(failed)?;
+        // To read alone: a stray write ends this process, and spoils nothing of the peer's.
+        let map = MmapOptions::new().map_raw_read_only(&file).map_err(failed)?;
         // SAFETY: the first page is mapped: the file's length was looked at, and cannot shrink.
         if unsafe { map.as_ptr().cast::<u64>().read() } != nonce {
             return Err(format!("{path} is not the memory that was lent"));
