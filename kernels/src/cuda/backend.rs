@@ -24,7 +24,12 @@ impl CudaBackend {
     /// Enqueues an op; keeps the first failure.
     fn op(&self, op: &'static str, run: impl FnOnce(&mut Scratch) -> Result<(), String>) {
         let mut scratch = self.scratch.lock();
-        if let Err(reason) = self.device.bind().and_then(|()| run(&mut scratch)) {
+        let run = || self.device.bind().and_then(|()| run(&mut scratch));
+        let done = match &self.times {
+            Some(times) => times.lock().around(op, &self.device, run),
+            None => run(),
+        };
+        if let Err(reason) = done {
             self.first_error.lock().get_or_insert(self.failed(op, reason));
         }
     }
@@ -41,6 +46,12 @@ impl CudaBackend {
         let (from, out) = (window.place.range(at, len)?, out.f32s(to + len)? + 4 * to as u64);
         let grid = Grid::new([len.div_ceil(2048), 1, 1], 256);
         launch!(self, LEND, "take_rows", grid; from, out, i32::from(window.place.narrow()), i32::from(sum), len as i64)
+    }
+
+    /// The stream was just waited for.
+    fn passed(&self, op: &'static str) -> Result<(), BackendError> {
+        let Some(times) = &self.times else { return Ok(()) };
+        times.lock().passed(self.device.name()).map_err(|e| self.failed(op, e))
     }
 
     fn pending(&self) -> Result<(), BackendError> {
@@ -162,6 +173,7 @@ impl Backend for CudaBackend {
         self.pending()?;
         // SAFETY: the scratch has that many.
         unsafe { self.staging.lock().download(at, bytes_of_mut(&mut flags)) }.map_err(|e| self.failed("non_finite", e))?;
+        self.passed("non_finite")?;
         Ok(flags.iter().zip(0..).filter(|(flag, _)| **flag != 0).map(|(_, row)| row).collect())
     }
 
@@ -436,7 +448,8 @@ impl Backend for CudaBackend {
 
     fn sample(&self, logits: &CudaBuf, vocab: usize, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
         self.pending()?;
-        self.run_sample(logits, vocab, rows).map_err(|e| self.failed("sample", e))
+        let sampled = self.run_sample(logits, vocab, rows).map_err(|e| self.failed("sample", e))?;
+        self.passed("sample").map(|()| sampled)
     }
 }
 

@@ -8,7 +8,7 @@
 //! | `memory`, `batch`, `state` | buffers and scratch; a step on the device; sequence state |
 //! | `pack`, `coded`, `weight` | stored matrices in the layout that kernels read |
 //! | `backend`, `ops`, `mixers` | the trait; products, experts and hyper-connections; KDA, MLA, indexer |
-//! | `timing` | the device's own time, of single calls and of recorded ones |
+//! | `timing`, `times` | the device's own time, of single calls and of recorded ones; op by op while a worker serves |
 //! | `sample` | sampling: greedy and judged rows on the device, others on the host |
 //! | [`selftest`] | every kernel once against the reference before a worker serves |
 //!
@@ -31,6 +31,7 @@ mod ops;
 mod pack;
 mod sample;
 mod state;
+mod times;
 mod timing;
 mod weight;
 mod wide;
@@ -80,6 +81,7 @@ pub struct CudaBackend {
     scratch: Mutex<memory::Scratch>,
     staging: Mutex<memory::Staging>,
     first_error: Mutex<Option<BackendError>>,
+    times: Option<Mutex<times::Times>>,
 }
 
 impl std::fmt::Debug for CudaBackend {
@@ -115,6 +117,7 @@ impl CudaBackend {
             scratch: Mutex::default(),
             staging: Mutex::new(staging),
             first_error: Mutex::default(),
+            times: times::Times::wanted().map(Mutex::new),
         })
     }
 

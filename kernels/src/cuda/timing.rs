@@ -10,11 +10,14 @@ use super::{
 use crate::BackendError;
 
 /// Two marks on a stream.
-struct Marks([cu::CUevent; 2]);
+pub(super) struct Marks([cu::CUevent; 2]);
+
+// SAFETY: handles that any thread may use once the context is current to it.
+unsafe impl Send for Marks {}
 
 impl Marks {
     /// The device's context must be current.
-    fn new() -> Result<Self, String> {
+    pub(super) fn new() -> Result<Self, String> {
         let mut marks = Self([std::ptr::null_mut(); 2]);
         for mark in &mut marks.0 {
             // SAFETY: the place is ours.
@@ -23,13 +26,14 @@ impl Marks {
         Ok(marks)
     }
 
-    fn set(&self, which: usize, device: &Device) -> Result<(), String> {
+    /// Sets one of the two on the stream.
+    pub(super) fn set(&self, which: usize, device: &Device) -> Result<(), String> {
         // SAFETY: both live.
         check("cuEventRecord", unsafe { cu::cuEventRecord(self.0[which], device.stream) })
     }
 
     /// Milliseconds between the marks, both of which the stream has passed.
-    fn between(&self) -> Result<f32, String> {
+    pub(super) fn between(&self) -> Result<f32, String> {
         let mut ms = 0.0;
         // SAFETY: both were recorded.
         check("cuEventElapsedTime", unsafe { cu::cuEventElapsedTime_v2(&raw mut ms, self.0[0], self.0[1]) })?;
