@@ -67,7 +67,7 @@ pub enum BackendError {
         reason: String,
     },
     /// Memory ran out.
-    #[error("out of memory for {what}: {needed} bytes needed, {available} available on {device}")]
+    #[error("out of memory for {what}: {needed} bytes needed, {available} available on {device}; free some there, or ask for less of it")]
     OutOfMemory {
         /// What was being allocated.
         what: String,

@@ -181,7 +181,11 @@ impl<'a, B: Backend, C: SequenceCase> Session<'a, B, C> {
     }
 }
 
-fn run<B: Backend, C: SequenceCase>(backend: &B, case: &C, plan: &Plan, seed: u64) -> Result<Vec<Vec<f32>>, String> {
+/// Runs a case by a plan, and returns each sequence's rows (`[len, layers, width]`).
+///
+/// # Errors
+/// What the backend said.
+pub fn run<B: Backend, C: SequenceCase>(backend: &B, case: &C, plan: &Plan, seed: u64) -> Result<Vec<Vec<f32>>, String> {
     let mut session = Session::new(backend, case, plan.sequences, plan.longest(), seed)?;
     plan.steps.iter().try_for_each(|step| session.advance(step))?;
     Ok(session.outputs())

@@ -279,6 +279,19 @@ pub fn source_mark() -> String {
     hex(&sha.finalize()[..4])
 }
 
+/// The kernels in a unit's machine code, by the names of the ELF image's sections.
+pub fn kernels(code: &[u8]) -> Vec<String> {
+    const SECTION: &[u8] = b"\0.text.";
+    let mut names: Vec<String> = Vec::new();
+    for (at, _) in code.windows(SECTION.len()).enumerate().filter(|(_, part)| *part == SECTION) {
+        let name = code[at + SECTION.len()..].split(|&b| b == 0).next().unwrap_or_default();
+        names.extend(std::str::from_utf8(name).ok().filter(|n| !n.is_empty()).map(str::to_owned));
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
 /// Compiles a unit with NVRTC, which must be there ([`probe::has_nvrtc`]).
 ///
 /// # Errors

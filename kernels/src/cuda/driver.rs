@@ -23,9 +23,29 @@ pub(super) fn check(what: &str, result: cu::CUresult) -> Result<(), String> {
     if result == cu::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{what}: {}", words(result))) }
 }
 
+/// Why a context finds no room, before which the driver does not say how much is free.
+fn no_room_for_context(found: &Found) -> String {
+    let gib = found.memory as f64 / f64::from(1 << 30);
+    format!(
+        "out of memory: a process needs some hundred MiB for its context alone, and other processes hold the {gib:.1} GiB of {}; nvidia-smi \
+         shows which",
+        found.name
+    )
+}
+
+/// An allocation that found no room.
+#[derive(Clone, Debug)]
+struct Short {
+    what: String,
+    needed: u64,
+    available: u64,
+}
+
 /// An opened device.
 pub(super) struct Device {
     name: String,
+    /// An allocation that found no room: failures after it may be due to it.
+    short: Mutex<Option<Short>>,
     device: cu::CUdevice,
     context: cu::CUcontext,
     pub(super) stream: cu::CUstream,
@@ -51,7 +71,10 @@ impl Device {
         // SAFETY: `found` was seen by the probe, so the driver is there and initialised; the places are ours.
         unsafe {
             check("cuDeviceGet", cu::cuDeviceGet(&raw mut device, found.ordinal as i32))?;
-            check("cuDevicePrimaryCtxRetain", cu::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+            match cu::cuDevicePrimaryCtxRetain(&raw mut context, device) {
+                cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(no_room_for_context(found)),
+                other => check("cuDevicePrimaryCtxRetain", other)?,
+            }
             check("cuCtxSetCurrent", cu::cuCtxSetCurrent(context))?;
             let flags = cu::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             check("cuStreamCreate", cu::cuStreamCreate(&raw mut stream, flags))?;
@@ -60,6 +83,7 @@ impl Device {
         }
         Ok(Arc::new(Self {
             name: format!("cuda:{}", found.ordinal),
+            short: Mutex::default(),
             device,
             context,
             stream,
@@ -97,18 +121,38 @@ impl Device {
         // SAFETY: the context is current, the place is ours.
         match unsafe { cu::cuMemAlloc_v2(&raw mut at, bytes) } {
             cu::CUresult::CUDA_SUCCESS => {}
-            cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let (mut free, mut total) = (0, 0);
-                // SAFETY: as above.
-                let _ = unsafe { cu::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
-                let (needed, available) = (bytes as u64, free as u64);
-                return Err(BackendError::OutOfMemory { what: what.to_owned(), needed, available, device: self.name.clone() });
-            }
+            cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(self.no_room(what, bytes as u64)),
             error => return Err(failed(format!("cuMemAlloc: {}", words(error)))),
         }
         let memory = Memory { device: Arc::clone(self), at, bytes };
         memory.clear(0, bytes).map_err(failed)?;
         Ok(memory)
+    }
+
+    /// The error of an allocation that found no room, which is kept ([`Device::out_of_memory`]).
+    fn no_room(&self, what: &str, needed: u64) -> BackendError {
+        let short = Short { what: what.to_owned(), needed, available: self.free() };
+        let error = self.shortage(&short);
+        self.short.lock().get_or_insert(short);
+        error
+    }
+
+    /// Bytes that nobody holds; the context must be current.
+    fn free(&self) -> u64 {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the places are ours; a failure leaves zeros.
+        let _ = unsafe { cu::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        free as u64
+    }
+
+    fn shortage(&self, short: &Short) -> BackendError {
+        let Short { what, needed, available } = short.clone();
+        BackendError::OutOfMemory { what, needed, available, device: self.name.clone() }
+    }
+
+    /// That an allocation found no room, if one did since this was last asked: what failed after it may have failed for that.
+    pub(super) fn out_of_memory(&self) -> Option<BackendError> {
+        self.short.lock().take().map(|short| self.shortage(&short))
     }
 
     /// Copies to the device. Returns when the source may be used again, not when the copy is done.
@@ -242,6 +286,17 @@ pub(super) struct Kernels {
     loaded: Mutex<HashMap<&'static str, Module>>,
 }
 
+/// A kernel of a loaded unit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Counted {
+    /// The unit.
+    pub unit: &'static str,
+    /// Its name in the unit.
+    pub kernel: String,
+    /// Whether this backend has launched it.
+    pub launched: bool,
+}
+
 struct Module {
     module: cu::CUmodule,
     kernels: HashMap<&'static str, Kernel>,
@@ -322,11 +377,29 @@ impl Kernels {
         self.load_code(unit, &code)
     }
 
+    /// Every kernel of the loaded units, in order of their names, and whether it was asked for: launched, that is.
+    pub(super) fn census(&self) -> Result<Vec<Counted>, String> {
+        let mut all = Vec::new();
+        for (unit, module) in self.loaded.lock().iter() {
+            let Some(known) = compile::UNITS.iter().find(|u| u.name == *unit) else { continue };
+            let code = self.compiler.code(*known).map_err(|e| e.to_string())?;
+            let of = |kernel: String| Counted { unit, launched: module.kernels.contains_key(kernel.as_str()), kernel };
+            all.extend(compile::kernels(&code).into_iter().map(of));
+        }
+        all.sort();
+        Ok(all)
+    }
+
     fn load_code(&self, unit: Unit, code: &[u8]) -> Result<(), String> {
         self.device.bind()?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the code is an ELF image as a whole, which the driver checks and copies.
-        check(unit.name, unsafe { cu::cuModuleLoadData(&raw mut module, code.as_ptr().cast()) })?;
+        match unsafe { cu::cuModuleLoadData(&raw mut module, code.as_ptr().cast()) } {
+            cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                return Err(self.device.no_room(&format!("the kernels of {}", unit.name), code.len() as u64).to_string());
+            }
+            other => check(unit.name, other)?,
+        }
         self.loaded.lock().insert(unit.name, Module { module, kernels: HashMap::new() });
         Ok(())
     }

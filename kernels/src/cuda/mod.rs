@@ -41,6 +41,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use batch::CudaBatch;
+pub use driver::Counted;
 pub use lend::{CudaRegion, CudaWindow};
 pub use memory::CudaBuf;
 pub use state::CudaState;
@@ -129,6 +130,16 @@ impl CudaBackend {
         let backend = Self::new(CudaOptions::new(ordinal, precision))?;
         backend.self_test()?;
         Ok(backend)
+    }
+
+    /// Loads every unit, and says of each kernel whether it was launched.
+    ///
+    /// # Errors
+    /// Code that cannot be had.
+    pub fn census(&self) -> Result<Vec<Counted>, BackendError> {
+        let failed = |e| self.failed("census", e);
+        self.kernels.load_all(compile::UNITS).map_err(failed)?;
+        self.kernels.census().map_err(failed)
     }
 
     /// Bytes a second that a kernel reads which does nothing else, over `bytes` of memory: the best of some rounds.

@@ -65,10 +65,15 @@ pub enum ProbeError {
     )]
     NoDriver,
     /// The driver does not start.
-    #[error("the CUDA driver does not start: {0}; nvidia-smi shows whether the device and the kernel module are there")]
-    Init(String),
+    #[error("the CUDA driver does not start: {said}; {try_this}, or use --device cpu")]
+    Init {
+        /// Its own words.
+        said: String,
+        /// What would work.
+        try_this: &'static str,
+    },
     /// The driver is too old.
-    #[error("the driver supports CUDA {got}, needed is {}: install NVIDIA's driver 580 or newer", Version(NEEDED))]
+    #[error("the driver supports CUDA {got}, needed is {}: install NVIDIA's driver 580 or newer, or use --device cpu", Version(NEEDED))]
     OldDriver {
         /// What it supports.
         got: Version,
@@ -82,8 +87,13 @@ pub enum ProbeError {
         found: Vec<Found>,
     },
     /// The device lacks what kernels need.
-    #[error("{device} has compute capability {major}.{minor}, needed is {}.{} (Ampere) or newer", OLDEST.0, OLDEST.1)]
+    #[error(
+        "cuda:{ordinal} {device} has compute capability {major}.{minor}, needed is {}.{} (Ampere) or newer: name another GPU, or use --device cpu",
+        OLDEST.0, OLDEST.1
+    )]
     OldDevice {
+        /// Its number.
+        ordinal: usize,
         /// Model name.
         device: String,
         /// Compute capability.
@@ -120,7 +130,9 @@ pub fn devices() -> Result<Vec<Found>, ProbeError> {
 pub fn device(ordinal: usize) -> Result<Found, ProbeError> {
     let found = devices()?;
     match found.get(ordinal) {
-        Some(d) if (d.major, d.minor) < OLDEST => Err(ProbeError::OldDevice { device: d.name.clone(), major: d.major, minor: d.minor }),
+        Some(d) if (d.major, d.minor) < OLDEST => {
+            Err(ProbeError::OldDevice { ordinal, device: d.name.clone(), major: d.major, minor: d.minor })
+        }
         Some(d) => Ok(d.clone()),
         None => Err(ProbeError::NoDevice { ordinal, found }),
     }
@@ -137,7 +149,7 @@ fn look() -> Result<Vec<Found>, ProbeError> {
         match cu::cuInit(0) {
             cu::CUresult::CUDA_SUCCESS => {}
             cu::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(Vec::new()),
-            error => return Err(ProbeError::Init(words(error))),
+            error => return Err(no_start(error)),
         }
         check(cu::cuDriverGetVersion(&raw mut version))?;
     }
@@ -148,6 +160,30 @@ fn look() -> Result<Vec<Found>, ProbeError> {
     // SAFETY: as above.
     check(unsafe { cu::cuDeviceGetCount(&raw mut count) })?;
     (0..count).map(|i| describe(i, Version(version))).collect()
+}
+
+/// What a driver says that does not start, and what helps.
+fn no_start(result: cu::CUresult) -> ProbeError {
+    use cu::CUresult as R;
+    let try_this = match result {
+        R::CUDA_ERROR_STUB_LIBRARY => {
+            "the libcuda that was found is the toolkit's stub for linking: take its folder (…/stubs) off LD_LIBRARY_PATH, so that the driver's own \
+             libcuda.so.1 is found"
+        }
+        R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "libcuda and the loaded kernel module are of different driver versions, as after an update: restart the machine or load the module anew; \
+             in a container, its libcuda must be the host's"
+        }
+        R::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "the forward-compatibility libcuda (cuda-compat) does not support this GPU: take its folder off LD_LIBRARY_PATH and install driver 580 or \
+             newer"
+        }
+        R::CUDA_ERROR_SYSTEM_NOT_READY => {
+            "where GPUs are joined by NVSwitch, nvidia-fabricmanager must run: start it, of the driver's own version"
+        }
+        _ => "nvidia-smi shows whether the device and the kernel module are there (and nvidia-modprobe -u makes the device files)",
+    };
+    ProbeError::Init { said: words(result), try_this }
 }
 
 fn describe(i: i32, driver: Version) -> Result<Found, ProbeError> {
@@ -178,7 +214,7 @@ fn describe(i: i32, driver: Version) -> Result<Found, ProbeError> {
 }
 
 fn check(result: cu::CUresult) -> Result<(), ProbeError> {
-    if result == cu::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(ProbeError::Init(words(result))) }
+    if result == cu::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(no_start(result)) }
 }
 
 /// The driver's own words for a result.
@@ -208,8 +244,8 @@ mod tests {
         assert!(ProbeError::NoDevice { ordinal: 0, found: vec![] }.to_string().contains("no CUDA device"));
         let e = ProbeError::OldDriver { got: Version(12_040) }.to_string();
         assert!(e.contains("12.4") && e.contains("13.0") && e.contains("580"), "{e}");
-        let e = ProbeError::OldDevice { device: "T4".into(), major: 7, minor: 5 }.to_string();
-        assert!(e.contains("7.5") && e.contains("8.0"), "{e}");
+        let e = ProbeError::OldDevice { ordinal: 1, device: "T4".into(), major: 7, minor: 5 }.to_string();
+        assert!(e.contains("cuda:1 T4") && e.contains("7.5") && e.contains("8.0"), "{e}");
     }
 
     #[test]

@@ -76,14 +76,20 @@ impl CudaBackend {
     /// Runs every op and every kind of stored type on small random cases against the reference in f64.
     ///
     /// # Errors
-    /// The first case in which the device differs by more than the op's tolerance: it must not serve.
+    /// The first case in which the device differs by more than the op's tolerance: it must not serve. No memory for a case.
     pub fn self_test(&self) -> Result<(), BackendError> {
         let began = std::time::Instant::now();
-        let differs = |reason: String| self.failed("self-test", format!("{reason}\nthis device computes wrongly; it must not serve"));
+        // Where memory runs out from here on, what follows may fail for that alone.
+        drop(self.device.out_of_memory());
+        let differs = |reason: String| {
+            let wrong = || self.failed("self-test", format!("{reason}\nthis device computes wrongly; it must not serve"));
+            self.device.out_of_memory().unwrap_or_else(wrong)
+        };
         for seeds in SEEDS {
             conformance::run_all(self, seeds).map_err(|f| differs(f.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
         }
-        self.kernels.load_all(compile::UNITS).map_err(|e| self.failed("self-test", e))?;
+        let no_kernels = |e| self.device.out_of_memory().unwrap_or_else(|| self.failed("self-test", e));
+        self.kernels.load_all(compile::UNITS).map_err(no_kernels)?;
         for kind in AT_START {
             for (seed, rows) in WIDTHS {
                 stored_type(self, kind, seed, rows).map_err(|e| differs(format!("{kind} weights, {rows} rows: {e}")))?;

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test an error is a failure")]
 
 mod agreement;
+mod every_kernel;
 mod forward;
 mod geometries;
 

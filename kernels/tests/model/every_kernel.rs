@@ -1,0 +1,238 @@
+//! Every kernel of the pack at a small odd size, and the small models whole: what runs under `compute-sanitizer` (`scripts/gpu-bench sanitize`), and
+//! says on any GPU which kernels nothing launches. No result is judged here: the conformance suite does that, and the host would be slow at it.
+//!
+//! Neighbours: `forward.rs` (a whole model), the conformance suite's cases, which know their inputs.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use tandem_kernels::{
+    Backend, Elem, ExpertSource, IndexerParams, KdaDims, MlaParams, Precision, SampleRow,
+    conformance::{
+        kda::Kda,
+        mhc::Mhc,
+        mla::{Attend, Select},
+        noise::Noise,
+        rig::{Rig, RowCase},
+        router::Router,
+        rows,
+        sequences::{self, Plan, SequenceCase},
+    },
+    cuda::{CudaBackend, selftest},
+};
+use tandem_model::{
+    Checkpoint,
+    synthetic::{Preset, write},
+};
+use tempfile::TempDir;
+
+use super::{cuda, forward::Model};
+
+/// A stored type for each unit of products, and those whose layout has a kernel of its own.
+const KINDS: [&str; 13] =
+    ["f32", "f16", "bf16", "e4m3-block", "nvfp4", "mxfp4", "q8_0", "gguf-mxfp4", "Q3_K", "IQ4_NL", "Q6_K", "Q5_K", OTHER];
+/// One of codes with minima: beside another one in an MLP, products of many rows are made by the kernels that any chip has.
+const OTHER: &str = "Q4_K";
+/// Rows that fill a tile of 8, of 16, of 64, and the kernels for many.
+const ROWS: [usize; 4] = [1, 9, 20, 130];
+/// Set in a process that lends memory to its parent.
+const LENDER: &str = "TANDEM_TEST_LENDER";
+/// Elements that it lends.
+const LENT: usize = 3000;
+
+/// Says how long each case took: under a tool that is what one asks.
+struct Cases<'a> {
+    b: &'a CudaBackend,
+    began: Instant,
+}
+
+impl Cases<'_> {
+    fn done(&self, what: &str) {
+        self.b.sync().unwrap();
+        println!("{:>7.2} s  {} {what}", self.began.elapsed().as_secs_f64(), self.b.precision());
+    }
+
+    fn rows<C: RowCase>(&self, what: &str, case: &C) {
+        case.run(&Rig(self.b), 0..case.rows()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        self.done(&format!("{what}, {} rows", case.rows()));
+    }
+
+    /// One sequence in steps of so many rows.
+    fn steps<C: SequenceCase>(&self, what: &str, case: &C, steps: &[usize]) {
+        let plan = Plan { sequences: 1, steps: steps.iter().map(|&rows| vec![(0, rows)]).collect() };
+        sequences::run(self.b, case, &plan, 1).unwrap_or_else(|e| panic!("{what}: {e}"));
+        self.done(&format!("{what}, steps of {steps:?}"));
+    }
+
+    fn model(&self, precision: Precision, preset: Preset, chunks: &[usize]) {
+        let dir = TempDir::new().unwrap();
+        write(preset, dir.path(), &[]).unwrap();
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let mut model = Model::load(cuda(precision).unwrap(), &checkpoint, chunks.iter().sum());
+        let (mut pos, vocab) = (0, checkpoint.geometry().vocab);
+        for &rows in chunks {
+            model.forward(&(pos..pos + rows).map(|t| (t * 31 % vocab) as u32).collect::<Vec<_>>(), pos);
+            pos += rows;
+        }
+        self.done(&format!("{preset:?}, chunks of {chunks:?}"));
+    }
+
+    fn products(&self) {
+        let few = self.b.precision() == Precision::F32;
+        for kind in KINDS {
+            let mut n = Noise::new(5);
+            let mut matrix = |kind, rows, cols| selftest::matrix(&mut n, kind, rows, cols).unwrap();
+            let (flat, long) = (matrix(kind, 37, 512), matrix(kind, 19, 1024));
+            let [own, first, second] = [(kind, kind), (kind, OTHER), (OTHER, kind)].map(|(gate, down)| ExpertSource {
+                gate: matrix(gate, 256, 512),
+                up: matrix(gate, 256, 512),
+                down: matrix(down, 512, 256),
+            });
+            let apart = ExpertSource { up: second.up.clone(), ..own.clone() };
+            let n = &mut Noise::new(6);
+            for rows in if few { &[3][..] } else { &ROWS } {
+                self.rows(&format!("{kind} product"), &rows::Linear::of(n, *rows, vec![flat.clone()]));
+                self.rows(&format!("{kind} MLP"), &rows::Mlp::of(n, *rows, own.clone()));
+            }
+            self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 2, vec![long]));
+            let many = if few { 5 } else { ROWS[3] };
+            self.rows(&format!("{kind} experts"), &rows::Experts::of(n, 3, vec![own.clone(); 2], 3));
+            self.rows(&format!("{kind} experts"), &rows::Experts::of(n, many, vec![own.clone(); 3], 3));
+            self.rows(&format!("{kind} and {OTHER} MLP"), &rows::Mlp::of(n, many, first));
+            self.rows(&format!("{OTHER} and {kind} MLP"), &rows::Mlp::of(n, many, second));
+            self.rows(&format!("{kind} experts, gate and up apart"), &rows::Experts::of(n, 3, vec![apart; 2], 2));
+        }
+    }
+
+    fn rows_alone(&self) {
+        self.rows("embedding", &rows::Embed::new(1, 5, 37, 53, 4).unwrap());
+        self.rows("norm", &rows::Norm::new(2, 3, 333));
+        self.rows("router", &Router::new(3, 5).unwrap());
+        for (rows, streams, hidden) in [(1, 4, 512), (5, 4, 512), (67, 4, 192), (3, 3, 70)] {
+            self.rows("hyper-connections", &Mhc::new(4, rows, streams, hidden).unwrap());
+        }
+        let (b, vocab) = (self.b, 1003);
+        let logits = b.vector("logits", &Noise::new(7).values(3 * vocab, 0.0, 1.0)).unwrap();
+        let rows: Vec<_> = (0..3).map(greedy).collect();
+        assert_eq!(b.sample(&logits, vocab, &rows).unwrap().len(), 3);
+        let mut sum = b.vector("sum", &[0.5; 300]).unwrap();
+        b.add(3, 100, &logits, &mut sum);
+        b.non_finite(3, vocab, &logits).unwrap();
+        b.read_bandwidth(1).unwrap();
+        self.done("sampling, sums, reading");
+    }
+
+    fn mixers(&self) {
+        let release = KdaDims { heads: 3, head_dim: 128, conv: 4 };
+        // With and without a bound on the decay, which decides how prompts go.
+        for seed in 0..4 {
+            self.steps("KDA", &Kda::sized(seed, release), &[35, 5, 1, 1]);
+        }
+        self.steps("KDA of another shape", &Kda::new(1), &[17, 1]);
+        let latent = MlaParams { heads: 20, qk_dim: 96, v_dim: 64, latent: 512 };
+        for kind in ["bf16", "f16"] {
+            let kv_b = selftest::matrix(&mut Noise::new(8), kind, latent.heads * (latent.qk_dim + latent.v_dim), latent.latent).unwrap();
+            self.steps(&format!("attention, {kind}"), &Attend::of(9, kv_b, latent.heads, latent.qk_dim), &[150, 5, 1]);
+        }
+        self.steps("attention over many", &Attend::sized(2, latent, 150).unwrap(), &[170, 17, 1]);
+        self.steps("attention of another shape", &Attend::new(3).unwrap(), &[20, 1]);
+        let index = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
+        self.steps("index", &Select::sized(3, index), &[500, 63, 5, 1]);
+        self.steps("index of another shape", &Select::new(4), &[40, 1]);
+    }
+
+    /// Rows that another process lends: it is this program again.
+    fn lent(&self) {
+        let test = ["every_kernel::lends_to_its_parent", "--exact", "--ignored", "--nocapture"];
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let mut child =
+            child.args(test).env(LENDER, self.b.precision().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let handle =
+            lines.find_map(|line| line.split_once("LENDS ").map(|(_, handle)| handle.to_owned())).expect("the lender says what it lends");
+        // What is lent here, no one opens.
+        let region = self.b.lend(LENT).unwrap().unwrap();
+        self.b.put(LENT - 7, &self.b.vector("x", &[1.5; LENT]).unwrap(), 3, &region, 4);
+        let window = self.b.open(handle.as_bytes()).unwrap();
+        let mut out = self.b.alloc("out", Elem::F32, LENT).unwrap();
+        self.b.take(LENT - 7, &window, 3, &mut out, 4);
+        self.b.take_sum(LENT - 7, &window, 3, &mut out, 4);
+        self.done("rows that another process lends");
+        drop(window);
+        drop(child.stdin.take());
+        lines.for_each(drop);
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+fn greedy(row: u32) -> SampleRow {
+    SampleRow {
+        row,
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        seen: vec![],
+        bias: vec![],
+        allowed: None,
+        uniform: 0.0,
+        forced: None,
+        logprobs: Some(3),
+    }
+}
+
+#[test]
+fn cuda_launches_every_kernel() {
+    let Some(b) = cuda(Precision::F32) else { return };
+    let began = Instant::now();
+    let wide = cuda(Precision::Bf16).unwrap();
+    for b in [&b, &wide] {
+        let cases = Cases { b, began };
+        cases.rows_alone();
+        cases.products();
+        cases.mixers();
+        cases.lent();
+        cases.model(b.precision(), Preset::Tiny, &[70, 1, 3]);
+        cases.model(b.precision(), Preset::TinyB, &[150, 1]);
+    }
+    let mut all = b.census().unwrap();
+    for (one, other) in all.iter_mut().zip(wide.census().unwrap()) {
+        assert_eq!((one.unit, &one.kernel), (other.unit, &other.kernel));
+        one.launched |= other.launched;
+    }
+    let names =
+        |launched: bool| all.iter().filter(|k| k.launched == launched).map(|k| format!("{}:{}", k.unit, k.kernel)).collect::<Vec<_>>();
+    println!("{} kernels launched: {}", names(true).len(), names(true).join(" "));
+    let never = names(false);
+    println!("never launched: {}", never.join(" "));
+    // Other chips have kernels beside these that their own rules never choose.
+    assert!(
+        never.is_empty() || !b.device().arithmetic.starts_with("cuda-sm90-"),
+        "{} kernels were never launched: {}",
+        never.len(),
+        never.join(" ")
+    );
+}
+
+/// The other half of [`Cases::lent`]: does nothing where no parent asks for it.
+#[test]
+#[ignore = "a part of cuda_launches_every_kernel, which starts it"]
+fn lends_to_its_parent() {
+    let Ok(precision) = std::env::var(LENDER) else { return };
+    let precision = [Precision::F32, Precision::Bf16].into_iter().find(|p| p.to_string() == precision).expect("a precision");
+    let b = cuda(precision).unwrap();
+    let region = b.lend(LENT).unwrap().unwrap();
+    let x = b.vector("x", &[1.5; LENT]).unwrap();
+    b.put(LENT, &x, 0, &region, 0);
+    b.sync().unwrap();
+    println!("\nLENDS {}", String::from_utf8(b.handle(&region)).unwrap());
+    std::io::stdout().flush().unwrap();
+    // Until the parent closes its end.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
