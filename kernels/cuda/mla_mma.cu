@@ -5,13 +5,12 @@
 //
 // Both outer steps read each weight once for eight rows, with all of a block's weights in flight before the rows are there. No sum depends on
 // how many rows a launch has. Neighbours: cuda/mixers.rs; mla.cu for everything else.
+#include "mla.cuh"
 #include "step.cuh"
 #include "weights.cuh"
 
 #if TANDEM_MMA
 
-#define PART 64    // chosen rows whose sums are kept apart
-#define LATENT 512
 #define LINE 520   // bf16 of a latent row in shared memory: what is behind the 512 spreads rows over the banks
 #define SUMS (LATENT + 2) // of a part: weighted latents, largest score, sum of exponentials
 
@@ -19,11 +18,6 @@ DEVICE void mma_bf16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEVICE u32 pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
 }
 
 // The 16 bytes of a row of a tiled BF16 matrix that hold eight columns from `col` on.
@@ -34,8 +28,9 @@ DEVICE const u8* eight_of(const Matrix& m, int row, int col) {
 
 #define FOLD_STRIDE 132 // of a row's 128 columns in shared memory
 
-// folded[r, h] = sum over d of q[r, h, d] Wk[h, d]. Blocks (128 latent columns, head); each warp takes 32 of the d at a time.
-KERNEL BOUNDS_2(256) mla_fold_mma(const float* q, Matrix kv_b, int heads, int qk, int v, int rows, u16* folded) {
+// folded[r, h] = sum over d of q[r, h, d] Wk[h, d]; as an image (mla_wide.cu) of `padded` heads where that is not 0. Blocks (128 latent columns, head);
+// each warp takes 32 of the d at a time.
+KERNEL BOUNDS_2(256) mla_fold_mma(const float* q, Matrix kv_b, int heads, int qk, int v, int rows, u16* folded, int padded) {
     SHARED ALIGNED float part[8][8][FOLD_STRIDE];
     int h = block_y(), c0 = block_x() * 128, warp = tid() >> 5, g = lane_id() >> 2, t = lane_id() & 3, shares = min_of(8, qk >> 5);
     uint4 w[2][2][4]; // 16 d, columns 8 g of one or the other half, rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9
@@ -89,7 +84,9 @@ KERNEL BOUNDS_2(256) mla_fold_mma(const float* q, Matrix kv_b, int heads, int qk
             int row = i >> 7, col = i & 127;
             float sum = 0.0f;
             for (int k = 0; k < shares; k++) sum += part[k][row][col];
-            folded[((long long)(r0 + row) * heads + h) * LATENT + c0 + col] = to_bf16(sum);
+            long long at = ((long long)(r0 + row) * heads + h) * LATENT + c0 + col;
+            if (padded) at = (((long long)(r0 + row) * (LATENT / 64) + (c0 + col) / 64) * padded + h) * 64 + ((col >> 3 ^ h) & 7) * 8 + (col & 7);
+            folded[at] = to_bf16(sum);
         }
         barrier();
     }
@@ -101,14 +98,23 @@ DEVICE void copy(u16* place, const u16* source, bool there) {
                  : "memory");
 }
 
+// Four matrices of 8 x 8, 16 bytes a line: where each lane's line lies.
+DEVICE void load_matrices(u32* x, u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+// As A of an mma: 16 heads by 16 latents.
+DEVICE u32 matrices_of_heads(const u16* q) { return (u32)__cvta_generic_to_shared(q + (lane_id() & 15) * LINE + (lane_id() >> 4) * 8); }
+// As B of two: 8 chosen rows by 32 latents.
+DEVICE u32 matrices_of_rows(const u16* c) { return (u32)__cvta_generic_to_shared(c + (lane_id() & 7) * LINE + (lane_id() >> 3) * 8); }
+
 #define HEADS 16 // of one block
 #define WEIGHT_LINE 72 // bf16 of a head's 64 weights in shared memory
 
 // Blocks (parts, groups of 16 heads, rows); each of 8 warps takes 8 of the part's rows for the scores and 64 columns for the sums. `folded` is
 // `[rows of this launch, heads, 512]`. Loops are short: a block runs its code once, so that fetching long code would cost more than it saves.
-//
-// Which element of the latent goes to which place of an mma does not matter for the scores, as long as query and latent agree: a lane feeds 8
-// consecutive ones of each.
 KERNEL BOUNDS_2(256)
 mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int layers, int layer, const int* selected, int width, int row0, int heads,
                float scale, float* sums) {
@@ -151,16 +157,19 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
     barrier();
     float score[2][4] = {}; // even and odd steps, so that one need not wait for the other
+    u32 heads_at = matrices_of_heads(q), rows_at = matrices_of_rows(c + warp * 8 * LINE);
     UNROLL_4 for (int k = 0; k < LATENT; k += 32) {
-        uint4 a = *(const uint4*)(q + g * LINE + k + t * 8), d = *(const uint4*)(q + (g + 8) * LINE + k + t * 8);
-        uint4 x = *(const uint4*)(c + (warp * 8 + g) * LINE + k + t * 8);
-        mma_bf16(score[0], a.x, d.x, a.y, d.y, x.x, x.y);
-        mma_bf16(score[1], a.z, d.z, a.w, d.w, x.z, x.w);
+        u32 even[4], odd[4], x[4];
+        load_matrices(even, heads_at + 2 * k);
+        load_matrices(odd, heads_at + 2 * k + 32);
+        load_matrices(x, rows_at + 2 * k);
+        mma_bf16(score[0], even[0], even[1], even[2], even[3], x[0], x[1]);
+        mma_bf16(score[1], odd[0], odd[1], odd[2], odd[3], x[2], x[3]);
     }
     // Heads g and g + 8: largest score, weights, their sum.
     bool there[2] = {from[warp * 8 + t * 2] >= 0, from[warp * 8 + t * 2 + 1] >= 0};
     float top[2], total[2], weight[4];
-    UNROLL for (int i = 0; i < 4; i++) weight[i] = there[i & 1] ? (score[0][i] + score[1][i]) * scale : -infinity();
+    UNROLL for (int i = 0; i < 4; i++) weight[i] = there[i & 1] ? score[0][i] + score[1][i] : -infinity();
     UNROLL for (int i = 0; i < 2; i++) {
         top[i] = at_least(weight[2 * i], weight[2 * i + 1]);
         top[i] = at_least(top[i], shuffle(top[i], lane_id() ^ 1));
@@ -171,8 +180,9 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
     UNROLL for (int i = 0; i < 2; i++) {
         top[i] = -infinity();
         UNROLL for (int w = 0; w < 8; w++) top[i] = at_least(tops[w * HEADS + g + 8 * i], top[i]);
+        top[i] = base_of(top[i], scale);
     }
-    UNROLL for (int i = 0; i < 4; i++) weight[i] = there[i & 1] ? exp_of(weight[i] - top[i >> 1]) : 0.0f;
+    UNROLL for (int i = 0; i < 4; i++) weight[i] = there[i & 1] ? weight_of(weight[i], top[i >> 1], scale) : 0.0f;
     UNROLL for (int i = 0; i < 2; i++) {
         total[i] = weight[2 * i] + weight[2 * i + 1];
         total[i] += shuffle(total[i], lane_id() ^ 1);
@@ -187,7 +197,7 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
             most = at_least(tops[w * HEADS + tid()], most);
             sum += totals[w * HEADS + tid()];
         }
-        to[tid() * each + LATENT] = most;
+        to[tid() * each + LATENT] = most * scale;
         to[tid() * each + LATENT + 1] = sum;
     }
     u32 base = (u32)__cvta_generic_to_shared(c);
@@ -215,12 +225,6 @@ mla_attend_mma(Step b, const u16* folded, const u16* cache, int page_tokens, int
 }
 
 #define MOST_PARTS 160 // of one row
-
-// How the sums of one part join those of the parts before it: both sides' factors.
-DEVICE void join_factors(float top, float part_top, float joint, float* before, float* mine) {
-    *before = top == -infinity() ? 0.0f : exp_of(top - joint);
-    *mine = part_top == -infinity() ? 0.0f : exp_of(part_top - joint);
-}
 
 // The factors of a row's head's parts, in ascending order; returns what the joint sum is multiplied by. One warp.
 DEVICE float factors_of(const float* sums, int parts, float2* factors) {
@@ -384,6 +388,7 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
     look_up(1);
     barrier();
     fetch(0);
+    u32 heads_at = matrices_of_heads(q + tile * LINE);
     float all[2][8][4] = {}, run_top = -infinity(), run_total = 0.0f; // of head tid() < 32
     for (int part = 0; part < parts; part++) {
         if (chosen[part * PART] < 0) break;
@@ -393,19 +398,23 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
         if (part + 2 < parts) look_up(part + 2);
         const u16* rows = c + (part & 1) * PART * LINE;
         float score[2][2][4] = {}; // two groups of 8 rows; even and odd steps
+        u32 rows_at = matrices_of_rows(rows + rows0 * LINE);
         UNROLL_4 for (int k = 0; k < LATENT; k += 32) {
-            uint4 a = *(const uint4*)(q + (tile + g) * LINE + k + t * 8), d = *(const uint4*)(q + (tile + g + 8) * LINE + k + t * 8);
+            u32 even[4], odd[4];
+            load_matrices(even, heads_at + 2 * k);
+            load_matrices(odd, heads_at + 2 * k + 32);
             UNROLL for (int j = 0; j < 2; j++) {
-                uint4 x = *(const uint4*)(rows + (rows0 + 8 * j + g) * LINE + k + t * 8);
-                mma_bf16(score[j][0], a.x, d.x, a.y, d.y, x.x, x.y);
-                mma_bf16(score[j][1], a.z, d.z, a.w, d.w, x.z, x.w);
+                u32 x[4];
+                load_matrices(x, rows_at + 2 * (j * 8 * LINE + k));
+                mma_bf16(score[j][0], even[0], even[1], even[2], even[3], x[0], x[1]);
+                mma_bf16(score[j][1], odd[0], odd[1], odd[2], odd[3], x[2], x[3]);
             }
         }
         float weight[2][4];
         bool there[2][2];
         UNROLL for (int j = 0; j < 2; j++) {
             UNROLL for (int i = 0; i < 2; i++) there[j][i] = from[part % 3][rows0 + 8 * j + t * 2 + i] >= 0;
-            UNROLL for (int i = 0; i < 4; i++) weight[j][i] = there[j][i & 1] ? (score[j][0][i] + score[j][1][i]) * scale : -infinity();
+            UNROLL for (int i = 0; i < 4; i++) weight[j][i] = there[j][i & 1] ? score[j][0][i] + score[j][1][i] : -infinity();
             UNROLL for (int i = 0; i < 2; i++) {
                 float top = at_least(weight[j][2 * i], weight[j][2 * i + 1]);
                 top = at_least(top, shuffle(top, lane_id() ^ 1));
@@ -418,8 +427,10 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
             int head = tile + g + 8 * i;
             float top = -infinity();
             UNROLL for (int w = 0; w < 8; w++) top = at_least(tops[w * MANY_HEADS + head], top);
+            top = base_of(top, scale);
             UNROLL for (int j = 0; j < 2; j++) {
-                float one = there[j][0] ? exp_of(weight[j][2 * i] - top) : 0.0f, two = there[j][1] ? exp_of(weight[j][2 * i + 1] - top) : 0.0f;
+                float one = there[j][0] ? weight_of(weight[j][2 * i], top, scale) : 0.0f;
+                float two = there[j][1] ? weight_of(weight[j][2 * i + 1], top, scale) : 0.0f;
                 float total = one + two;
                 total += shuffle(total, lane_id() ^ 1);
                 total += shuffle(total, lane_id() ^ 2);
@@ -435,6 +446,7 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
                 sum += totals[w * MANY_HEADS + tid()];
             }
             float2 f;
+            most *= scale;
             float joint = at_least(run_top, most);
             join_factors(run_top, most, joint, &f.x, &f.y);
             run_total = fma_of(run_total, f.x, sum * f.y);

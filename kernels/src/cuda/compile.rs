@@ -37,6 +37,7 @@ files!(
     "tokens.cuh",
     "wide.cuh",
     "step.cuh",
+    "mla.cuh",
     "kda.cuh",
     "rows.cu",
     "lend.cu",
@@ -46,6 +47,7 @@ files!(
     "kda_chunk.cu",
     "mla.cu",
     "mla_mma.cu",
+    "mla_wide.cu",
     "indexer.cu",
     "sample.cu",
     "format.cu",
@@ -103,6 +105,8 @@ units! {
     MLA = "mla", "mla.cu", None;
     /// Latent attention on the matrix units.
     MLA_MMA = "mla_mma", "mla_mma.cu", None;
+    /// The same for many rows on Hopper; empty for other chips.
+    MLA_WIDE = "mla_wide", "mla_wide.cu", None;
     /// The indexer.
     INDEXER = "indexer", "indexer.cu", None;
     /// Sampling.

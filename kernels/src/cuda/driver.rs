@@ -311,8 +311,11 @@ const DYNAMIC_SHARED: [&str; 6] = ["mla_attend", "mla_attend_mma", "index_score"
 pub(super) const MOST_SHARED: usize = 99 << 10;
 /// Kernels that are there on Hopper alone, and what their blocks take of it (wide.cuh): eight stages and an image of 16 KiB each from a multiple of
 /// 1024 on, and sixteen gates.
-const WIDE: [&str; 2] = ["linear_wide", "glu_wide"];
+const WIDE: [&str; 3] = ["linear_wide", "glu_wide", "mla_out_wide"];
 pub(super) const WIDE_SHARED: usize = 1024 + 9 * (16 << 10) + 16 * 8;
+/// What blocks of mla_wide.cu take: 256 lines of four chunks, and `Attending`, both from a multiple of 1024 on.
+pub(super) const FOLD_SHARED: usize = 1024 + (128 << 10);
+pub(super) const ATTEND_SHARED: usize = 1024 + (211 << 10);
 /// One that is used only where a chip has as much as it asks for, and how much that is.
 pub(super) const MANY: (&str, usize) = ("mla_attend_many", 180 << 10);
 /// What such kernels use beside it.
@@ -322,6 +325,10 @@ const STATIC_SHARED: usize = 2 << 10;
 fn dynamic_shared(name: &str) -> Option<usize> {
     if WIDE.contains(&name) {
         Some(WIDE_SHARED)
+    } else if name == "mla_fold_wide" {
+        Some(FOLD_SHARED)
+    } else if name == "mla_attend_wide" {
+        Some(ATTEND_SHARED)
     } else if name == MANY.0 {
         Some(MANY.1)
     } else {
@@ -351,7 +358,8 @@ impl Kernels {
 
     /// Loads what every model needs.
     pub(super) fn load_common(&self) -> Result<(), String> {
-        self.load_all(&COMMON)
+        self.load_all(&COMMON)?;
+        self.load_all(if self.device.wide { &[compile::MLA_WIDE] } else { &[] })
     }
 
     /// Loads the units that are not loaded yet; compiles on several threads where it must.

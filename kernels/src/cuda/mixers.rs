@@ -1,15 +1,13 @@
-//! Ops with sequence state: KDA, latent attention, the indexer.
+//! Ops with sequence state: KDA and the indexer. Neighbours: `mla.rs` (latent attention).
 
 use super::{
-    CudaBackend, CudaBatch, CudaBuf, CudaState, CudaWeight,
+    CudaBackend, CudaBatch, CudaBuf, CudaState,
     backend::columns,
-    compile::{INDEXER, KDA, KDA_CHUNK, MLA, MLA_MMA},
-    driver::{Grid, MANY, launch},
+    compile::{INDEXER, KDA, KDA_CHUNK},
+    driver::{Grid, launch},
     memory::{Scratch, Use},
-    pack::Kind,
-    weight::Matrix,
 };
-use crate::{IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MlaParams, Precision, Segment};
+use crate::{IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, Segment};
 
 /// `Kda` of kda.cu.
 #[repr(C)]
@@ -51,7 +49,7 @@ struct KeyColumns {
     unused: i32,
 }
 
-/// Limits of the kernels: `WIDEST`, `MAX_TAPS` of kda.cu; latent columns of mla.cu; `MAX_POOL`, `MAX_DIM` of indexer.cu.
+/// Limits of the kernels: `WIDEST`, `MAX_TAPS` of kda.cu; `MAX_POOL`, `MAX_DIM` of indexer.cu.
 const KDA_WIDEST: usize = 128;
 const KDA_TAPS: usize = 8;
 /// Taps of the kernels that are made for the release's shape (and [`KDA_WIDEST`] channels a head).
@@ -63,15 +61,8 @@ const KDA_RANGE: f32 = 80.0;
 const KDA_PARTS: usize = 4 * 16 * 128 + 16 * 16 + 128;
 /// Chunks of all segments that are prepared at a time: bounds the scratch to 2.1 MiB each.
 const KDA_CHUNKS: usize = 128;
-const LATENT: usize = 512;
 const POOL: usize = 16;
 const INDEX_DIM: usize = 256;
-/// `PART` of mla.cu: chosen rows whose sums are kept apart.
-const PART: usize = 64;
-/// Heads of a block of `mla_attend`.
-const HEADS: usize = 16;
-/// Rows from which one block takes all parts of a row.
-const WHOLE_ROWS: usize = 17;
 /// Rows whose scores are held at a time.
 const SCORE_ROWS: usize = 256;
 /// Scores of a launch up to which blocks take 16 pools each.
@@ -82,22 +73,6 @@ const SCORE_SHARED: usize = 64;
 const SCORE_EACH: usize = 8;
 /// `KEY_LINE` of indexer.cu: floats of a key in shared memory.
 const KEY_LINE: usize = 132;
-/// Rows whose folded queries are held at a time.
-const FOLD_ROWS: usize = 1024;
-/// The same where each row's parts are kept, too.
-const MMA_ROWS: usize = 64;
-/// `LINE` and `WEIGHT_LINE` of mla_mma.cu: bf16 of a latent row and of a head's weights in shared memory.
-const MMA_LINE: usize = 520;
-const WEIGHT_LINE: usize = 72;
-/// `HEADS` of mla_mma.cu.
-const MMA_HEADS: usize = 16;
-/// `MANY_HEADS` of mla_mma.cu, and rows from which blocks of so many heads fill the chip.
-const MANY_HEADS: usize = 32;
-const MANY_ROWS: usize = 64;
-/// `MOST_PARTS` of mla_mma.cu.
-const MOST_PARTS: usize = 160;
-/// Rows up to which the values' product joins the parts itself.
-const JOINED_ROWS: usize = 2;
 
 impl CudaBackend {
     /// See [`crate::Backend::kda`].
@@ -165,20 +140,6 @@ impl CudaBackend {
         }
         let grid = Grid::new([heads.div_ceil(8), rows, 1], 256);
         launch!(self, KDA_CHUNK, "kda_finish", grid; batch.step(), sizes, least, g, o_norm, out)
-    }
-
-    fn is_bf16(&self) -> i32 {
-        i32::from(self.precision == Precision::Bf16)
-    }
-
-    /// See [`crate::Backend::mla_append`].
-    pub(super) fn run_mla_append(&self, batch: &CudaBatch, layer: usize, c: &CudaBuf, state: &CudaState) -> Result<(), String> {
-        let (spec, rows) = (&state.spec, batch.rows());
-        paged(batch, state, layer)?;
-        let (c, cache, bf16) = (c.f32s(rows * spec.latent)?, state.latent.at(), self.is_bf16());
-        let (latent, page_tokens, layers) = (spec.latent as i32, spec.page_tokens as i32, spec.mla_layers as i32);
-        let grid = Grid::new([rows, 1, 1], 128);
-        launch!(self, MLA, "mla_append", grid; batch.step(), c, latent, cache, bf16, page_tokens, layers, layer as i32)
     }
 
     /// See [`crate::Backend::index_append`].
@@ -261,143 +222,6 @@ impl CudaBackend {
         }
         Ok(())
     }
-
-    /// See [`crate::Backend::mla_attend`].
-    pub(super) fn run_mla_attend(
-        &self,
-        scratch: &mut Scratch,
-        batch: &CudaBatch,
-        layer: usize,
-        q: &CudaBuf,
-        kv_b: &CudaWeight,
-        selected: &CudaBuf,
-        width: usize,
-        p: &MlaParams,
-        state: &CudaState,
-        out: &CudaBuf,
-    ) -> Result<(), String> {
-        let (spec, rows, latent) = (&state.spec, batch.rows(), p.latent);
-        paged(batch, state, layer)?;
-        if latent != spec.latent || latent > LATENT || width == 0 {
-            return Err(format!("latent rows of {latent}, {width} chosen: the cache has rows of {}, and up to {LATENT} work", spec.latent));
-        }
-        let part = kv_b.only("kv_b")?;
-        if (part.rows, part.cols) != (p.heads * (p.qk_dim + p.v_dim), latent) {
-            return Err(format!("kv_b is [{}, {}] where [{}, {latent}] is needed", part.rows, part.cols, p.heads * (p.qk_dim + p.v_dim)));
-        }
-        let (q, chosen) = (q.f32s(rows * p.heads * p.qk_dim)?, selected.ids(rows * width)?);
-        let out = out.f32s(rows * p.heads * p.v_dim)?;
-        let (heads, qk, v, m) = (p.heads as i32, p.qk_dim as i32, p.v_dim as i32, part.matrix);
-        let (page_tokens, layers, bf16, cache) = (spec.page_tokens as i32, spec.mla_layers as i32, self.is_bf16(), state.latent.at());
-        let (width_i, latent_i, scale) = (width as i32, latent as i32, 1.0 / (p.qk_dim as f32).sqrt());
-        let parts = width.div_ceil(PART);
-        // Latents in bf16 as wide as the release's go to the matrix units, for any number of rows; weights in bf16, too.
-        let mma = bf16 != 0 && latent == LATENT && parts <= MOST_PARTS;
-        if mma && part.kind == Kind::Bf16 && p.qk_dim.is_multiple_of(32) && p.v_dim.is_multiple_of(64) {
-            return self.attend_mma(scratch, batch, layer, (q, part.matrix), (chosen, width), p, state, out);
-        }
-        let chunk = if mma { MMA_ROWS } else { FOLD_ROWS };
-        for row0 in (0..rows).step_by(chunk) {
-            let n = chunk.min(rows - row0);
-            let each = n * p.heads * latent;
-            // Kernels number rows from the step's first; the scratch begins with row0.
-            let before = 4 * (row0 * p.heads * latent) as u64;
-            let folded = scratch.get(&self.device, Use::Folded, if mma { 2 * each } else { 4 * each })?;
-            let mixed = scratch.get(&self.device, Use::Mixed, 4 * each)?;
-            let (at, n_i, row) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, n as i32, row0 as i32);
-            let (exact, rounded) = if mma { (0, folded) } else { (folded, 0) };
-            let grid = Grid::new([p.heads, latent.div_ceil(512), n.div_ceil(8)], 256);
-            launch!(self, MLA, "mla_fold", grid; at, m, heads, qk, v, n_i, exact, rounded)?;
-            // Many rows fill the chip without being cut: then the parts' sums need no memory.
-            let sums =
-                if mma || rows < WHOLE_ROWS { scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (latent + 2))? } else { 0 };
-            let mixed_all = mixed.wrapping_sub(before);
-            if mma {
-                self.attend_parts(batch, layer, rounded, (chosen, width), (row0, n), p, state, sums)?;
-            } else {
-                let stride = latent.next_multiple_of(4) + 4;
-                let shared = 4 * ((HEADS + 16) * stride + HEADS * 16 + 3 * HEADS);
-                let blocks = [if sums == 0 { 1 } else { parts }, p.heads.div_ceil(HEADS), n];
-                let (grid, folded) = (Grid { blocks, threads: 256, shared }, folded.wrapping_sub(before));
-                launch!(self, MLA, "mla_attend", grid; batch.step(), folded, cache, bf16, page_tokens, layers, layer as i32, chosen, width_i, row,
-                    heads, latent_i, scale, sums, mixed_all)?;
-            }
-            if sums != 0 {
-                launch!(self, MLA, "mla_merge", Grid::new([p.heads, n, 1], 256); sums, parts as i32, heads, latent_i, row, mixed_all)?;
-            }
-            let to = out + (4 * row0 * p.heads * p.v_dim) as u64;
-            let grid = Grid::new([(p.heads * p.v_dim).div_ceil(8), n.div_ceil(8), 1], 256);
-            launch!(self, MLA, "mla_out", grid; mixed, m, heads, qk, v, n_i, to)?;
-        }
-        Ok(())
-    }
-
-    /// Attention of rows `row0..row0 + n` over each part of what they have chosen, on the matrix units.
-    fn attend_parts(
-        &self,
-        batch: &CudaBatch,
-        layer: usize,
-        folded: u64,
-        (chosen, width): (u64, usize),
-        (row0, n): (usize, usize),
-        p: &MlaParams,
-        state: &CudaState,
-        sums: u64,
-    ) -> Result<(), String> {
-        let (spec, heads, scale) = (&state.spec, p.heads as i32, 1.0 / (p.qk_dim as f32).sqrt());
-        let (page_tokens, layers, cache) = (spec.page_tokens as i32, spec.mla_layers as i32, state.latent.at());
-        let shared = 2 * ((PART + MMA_HEADS) * MMA_LINE + MMA_HEADS * WEIGHT_LINE) + 2 * 4 * 8 * MMA_HEADS;
-        let grid = Grid { blocks: [width.div_ceil(PART), p.heads.div_ceil(MMA_HEADS), n], threads: 256, shared };
-        launch!(self, MLA_MMA, "mla_attend_mma", grid; batch.step(), folded, cache, page_tokens, layers, layer as i32, chosen, width as i32,
-            row0 as i32, heads, scale, sums)
-    }
-
-    /// All of attention on the matrix units.
-    fn attend_mma(
-        &self,
-        scratch: &mut Scratch,
-        batch: &CudaBatch,
-        layer: usize,
-        (q, kv_b): (u64, Matrix),
-        (chosen, width): (u64, usize),
-        p: &MlaParams,
-        state: &CudaState,
-        out: u64,
-    ) -> Result<(), String> {
-        let (rows, parts) = (batch.rows(), width.div_ceil(PART));
-        let (heads, qk, v) = (p.heads as i32, p.qk_dim as i32, p.v_dim as i32);
-        let shared = 2 * ((2 * PART + MANY_HEADS) * MMA_LINE + MANY_HEADS * WEIGHT_LINE) + 4 * (16 + 2) * MANY_HEADS;
-        let many = rows >= MANY_ROWS && shared <= MANY.1 && MANY.1 + (4 << 10) <= self.device.shared;
-        let step = if many { FOLD_ROWS } else { MMA_ROWS };
-        for row0 in (0..rows).step_by(step) {
-            let n = step.min(rows - row0);
-            let each = n * p.heads * LATENT;
-            let folded = scratch.get(&self.device, Use::Folded, 2 * each)?;
-            let sums = if many { 0 } else { scratch.get(&self.device, Use::Parts, 4 * n * p.heads * parts * (LATENT + 2))? };
-            let (q, to) = (q + (4 * row0 * p.heads * p.qk_dim) as u64, out + (4 * row0 * p.heads * p.v_dim) as u64);
-            let grid = Grid::new([LATENT / 128, p.heads, 1], 256);
-            launch!(self, MLA_MMA, "mla_fold_mma", grid; q, kv_b, heads, qk, v, n as i32, folded)?;
-            let mut mixed = 0;
-            if many {
-                mixed = scratch.get(&self.device, Use::Mixed, 2 * each)?;
-                let (spec, cache, scale) = (&state.spec, state.latent.at(), 1.0 / (p.qk_dim as f32).sqrt());
-                let (page_tokens, layers) = (spec.page_tokens as i32, spec.mla_layers as i32);
-                let grid = Grid { blocks: [p.heads.div_ceil(MANY_HEADS), n, 1], threads: 256, shared };
-                launch!(self, MLA_MMA, "mla_attend_many", grid; batch.step(), folded, cache, page_tokens, layers, layer as i32, chosen, width as i32,
-                    row0 as i32, heads, scale, mixed)?;
-            } else {
-                self.attend_parts(batch, layer, folded, (chosen, width), (row0, n), p, state, sums)?;
-            }
-            // Of few rows, joining the parts once per block costs less than a kernel of its own.
-            if !many && n > JOINED_ROWS {
-                mixed = scratch.get(&self.device, Use::Mixed, 2 * each)?;
-                launch!(self, MLA_MMA, "mla_merge_mma", Grid::new([p.heads, n, 1], 256); sums, parts as i32, heads, mixed)?;
-            }
-            let grid = Grid::new([p.v_dim / 64, p.heads, 1], 256);
-            launch!(self, MLA_MMA, "mla_out_mma", grid; sums, parts as i32, mixed, kv_b, heads, qk, v, n as i32, to)?;
-        }
-        Ok(())
-    }
 }
 
 impl CudaBatch {
@@ -410,7 +234,7 @@ impl CudaBatch {
 }
 
 /// Whether a step and a layer fit the pages of the state.
-fn paged(batch: &CudaBatch, state: &CudaState, layer: usize) -> Result<(), String> {
+pub(super) fn paged(batch: &CudaBatch, state: &CudaState, layer: usize) -> Result<(), String> {
     batch.fits(&state.spec, true)?;
     if layer >= state.spec.mla_layers {
         return Err(format!("layer {layer} of {}", state.spec.mla_layers));

@@ -7,7 +7,7 @@
 //! | [`compile`] | sources → machine code: prebuilt pack, cache on disk, NVRTC |
 //! | `memory`, `batch`, `state` | buffers and scratch; a step on the device; sequence state |
 //! | `pack`, `coded`, `weight` | stored matrices in the layout that kernels read |
-//! | `backend`, `ops`, `mixers` | the trait; products, experts and hyper-connections; KDA, MLA, indexer |
+//! | `backend`, `ops`, `mixers`, `mla` | the trait; products, experts and hyper-connections; KDA and indexer; latent attention |
 //! | `timing`, `times` | the device's own time, of single calls and of recorded ones; op by op while a worker serves |
 //! | `sample` | sampling: greedy and judged rows on the device, others on the host |
 //! | [`selftest`] | every kernel once against the reference before a worker serves |
@@ -27,6 +27,7 @@ mod driver;
 mod lend;
 mod memory;
 mod mixers;
+mod mla;
 mod ops;
 mod pack;
 mod sample;

@@ -37,7 +37,7 @@ impl Outlet {
 pub(super) const WIDE_ROWS: usize = 128;
 pub(super) const IMAGE_ROWS: usize = 8;
 /// Threads of a block of wide products.
-const WIDE_THREADS: usize = 384;
+pub(super) const WIDE_THREADS: usize = 384;
 
 /// Places of an image that holds `pairs` rows in order of `held` experts, each of which begins at a multiple of [`IMAGE_ROWS`].
 pub(super) fn wide_places(pairs: usize, held: usize) -> usize {
