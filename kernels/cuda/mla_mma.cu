@@ -4,7 +4,7 @@
 // parts and goes out through the values' weights).
 //
 // Both outer steps read each weight once for eight rows, with all of a block's weights in flight before the rows are there. No sum depends on
-// how many rows a launch has. Neighbours: cuda/mixers.rs; mla.cu for everything else.
+// how many rows a launch has. Neighbours: cuda/mla.rs; mla_wide.cu (16 rows and more on Hopper); mla.cu for everything else.
 #include "mla.cuh"
 #include "step.cuh"
 #include "weights.cuh"
@@ -340,6 +340,8 @@ KERNEL BOUNDS_2(256) mla_out_mma(const float* sums, int parts, const u16* mixed,
     }
 }
 
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL) // which has mla_wide.cu
+
 #define MANY_HEADS 32 // of one block of mla_attend_many
 
 // mixed[r, h] of many rows: a block takes 32 heads of a row through all of its parts and keeps the joint sum in registers, so that no part's sums
@@ -497,5 +499,7 @@ mla_attend_many(Step b, const u16* folded, const u16* cache, int page_tokens, in
             }
         }
 }
+
+#endif
 
 #endif

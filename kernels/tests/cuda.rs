@@ -208,10 +208,10 @@ fn release_widths() {
         let mla = MlaParams { heads: 40, qk_dim: 64, v_dim: 64, latent: 512 };
         say("attend in any cut", mla::Attend::sized(3, mla, 333).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[500, 70]), 3)));
         // Heads as wide as the release's, and more of them than one product has rows.
-        let mla = MlaParams { heads: 72, qk_dim: 256, v_dim: 192, latent: 512 };
+        let mla = MlaParams { heads: 72, qk_dim: 256, v_dim: 64, latent: 512 };
         say(
             "attend of wide heads in any cut",
-            mla::Attend::sized(4, mla, 150).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[200, 30]), 4)),
+            mla::Attend::sized(4, mla, 90).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[70, 18]), 4)),
         );
         let indexer = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
         say("select", sequences::judge(b, &mla::Select::sized(3, indexer), &plan(&[300, 67]), 3));

@@ -138,6 +138,8 @@ impl Cases<'_> {
             self.steps(&format!("attention, {kind}"), &Attend::of(9, kv_b, latent.heads, latent.qk_dim), &[150, 5, 1]);
         }
         self.steps("attention over many", &Attend::sized(2, latent, 150).unwrap(), &[170, 17, 1]);
+        let wide = MlaParams { heads: 3, qk_dim: 256, v_dim: 128, latent: 512 };
+        self.steps("attention of wide heads", &Attend::sized(5, wide, 90).unwrap(), &[100, 18]);
         self.steps("attention of another shape", &Attend::new(3).unwrap(), &[20, 1]);
         let index = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
         self.steps("index", &Select::sized(3, index), &[500, 63, 5, 1]);
