@@ -83,35 +83,41 @@ fn stored_types() {
     };
     for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
         std::thread::scope(|s| {
-            for kinds in selftest::TYPES.chunks(5) {
-                s.spawn(move || kinds.iter().for_each(|kind| each(b, kind)));
+            for kind in selftest::TYPES {
+                s.spawn(move || each(b, kind));
             }
         });
     }
 }
 
-/// Wider than the suite draws: up to the release's widths, where a row fills many blocks.
+/// Wider than the suite draws: up to the release's widths, where a row fills many blocks. The reference in f64 takes the time, so that each case has a
+/// thread.
 #[test]
 fn wide_rows() {
-    for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
-        let say = |what: &str, r: Result<(), String>| r.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));
-        for (seed, rows) in [1usize, 2, 5, 20].into_iter().enumerate() {
-            let seed = seed as u64;
-            say("mhc", Mhc::new(seed, rows, 4, 4096).and_then(|c| rig::judge(b, &c)));
-            say("router", Router::new(seed, rows).and_then(|c| rig::judge(b, &c)));
-            say("norm", rig::judge(b, &rows::Norm::new(seed, rows, 4096)));
-            say("mlp", rows::Mlp::new(seed, rows, 512, 300).and_then(|c| rig::judge(b, &c)));
-            say("experts", rows::Experts::new(seed, rows, 256, 128, 20, 8).and_then(|c| rig::judge(b, &c)));
+    let say = |b: &CudaBackend, what: &str, r: Result<(), String>| {
+        r.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));
+    };
+    let rows = |b: &CudaBackend, seed: u64, rows: usize| {
+        say(b, "mhc", Mhc::new(seed, rows, 4, 4096).and_then(|c| rig::judge(b, &c)));
+        say(b, "router", Router::new(seed, rows).and_then(|c| rig::judge(b, &c)));
+        say(b, "norm", rig::judge(b, &rows::Norm::new(seed, rows, 4096)));
+        say(b, "mlp", rows::Mlp::new(seed, rows, 512, 300).and_then(|c| rig::judge(b, &c)));
+        say(b, "experts", rows::Experts::new(seed, rows, 256, 128, 20, 8).and_then(|c| rig::judge(b, &c)));
+    };
+    let plan = |seed| sequences::Plan::random(&mut Noise::new(seed), 3, 700);
+    std::thread::scope(|s| {
+        for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
+            for (seed, count) in [1usize, 2, 5, 20].into_iter().enumerate() {
+                s.spawn(move || rows(b, seed as u64, count));
+            }
+            for seed in 0..6 {
+                s.spawn(move || say(b, "kda", sequences::judge(b, &Kda::new(seed), &plan(seed), seed)));
+                s.spawn(move || say(b, "attend", mla::Attend::new(seed).and_then(|c| sequences::judge(b, &c, &plan(seed), seed))));
+                s.spawn(move || say(b, "select", sequences::judge(b, &mla::Select::new(seed), &plan(seed), seed)));
+                s.spawn(move || say(b, "sample", sample::judge(b, seed + 100)));
+            }
         }
-        for seed in 0..6 {
-            let mut n = Noise::new(seed);
-            let plan = sequences::Plan::random(&mut n, 3, 700);
-            say("kda", sequences::judge(b, &Kda::new(seed), &plan, seed));
-            say("attend", mla::Attend::new(seed).and_then(|c| sequences::judge(b, &c, &plan, seed)));
-            say("select", sequences::judge(b, &mla::Select::new(seed), &plan, seed));
-            say("sample", sample::judge(b, seed + 100));
-        }
-    }
+    });
 }
 
 /// In bf16 a row has the same bits however many rows are computed with it: products, gated products and experts of the types that lie as floats or

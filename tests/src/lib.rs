@@ -7,6 +7,7 @@
 //! | [`golden`] | reference outputs of the HF implementation (`tests/fixtures/gold`) |
 //! | [`checkpoints`] | the small checkpoints, generated once per machine from their hash generator |
 //! | [`parity`] | golden parity measured from outside |
+//! | [`disturb`] | a stream whose workers are killed on the way |
 //! | [`sse`] | the framing that every stream must keep |
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test harness fails by panicking")]
@@ -14,6 +15,7 @@
 pub mod checkpoints;
 pub mod client;
 pub mod cluster;
+pub mod disturb;
 pub mod golden;
 pub mod parity;
 pub mod sse;

@@ -2,11 +2,12 @@
 //! GPUs there are; without it each test says that it is skipped.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde_json::json;
 use tandem_tests::{
     Launch, checkpoints,
+    disturb::{KILL, disturbed},
     golden::{Golden, PROMPTS},
     parity::{assert_greedy, assert_logits},
 };
@@ -81,5 +82,17 @@ async fn the_demo_answers_in_bf16() {
         let body = json!({"model": "any", "messages": [{"role": "user", "content": "What is the capital of France?"}]});
         let answer = cluster.client().post("/v1/chat/completions", &body).await;
         assert!(answer.text.contains("Paris"), "{}", answer.text);
+    }
+}
+
+/// The worker comes back with its context, its kernels and its weights; the stream waits for that, and goes on.
+#[tokio::test]
+async fn an_expert_worker_killed_on_a_gpu_costs_no_token() {
+    if let Some(last) = last_gpu() {
+        let args = ["--dtype", "f32", "--attn", "cuda:0", "--experts", &last];
+        let cluster = Launch::up().model(checkpoints::tiny()).args(args).ready();
+        disturbed(&cluster, "tandem-experts", 40, KILL).await;
+        cluster.wait_for_stderr("SIGKILL", Duration::from_secs(5));
+        disturbed(&cluster, "tandem-attn", 40, KILL).await;
     }
 }

@@ -4,47 +4,16 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
-use tandem_tests::{Client, Cluster, Launch, checkpoints, cluster::send};
-
-const TOKENS: u64 = 300;
+use serde_json::json;
+use tandem_tests::{
+    Client, Cluster, Launch, checkpoints,
+    cluster::send,
+    disturb::{KILL, STOP, disturbed, long_request, undisturbed},
+};
 
 fn tiny(args: &[&str]) -> Cluster {
     Launch::up().model(checkpoints::tiny()).args(["--dtype", "f32"]).args(args.iter().copied()).ready()
 }
-
-fn long_request() -> Value {
-    json!({ "model": "any", "prompt": (1..40).collect::<Vec<u32>>(), "max_tokens": TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": true,
-            "return_token_ids": true })
-}
-
-async fn undisturbed(client: &Client) -> Vec<u64> {
-    let stream = client.stream("/v1/completions", &long_request()).await;
-    assert_eq!(stream.token_ids(0).len() as u64, TOKENS);
-    stream.token_ids(0)
-}
-
-/// Streams the long request, does something to one role's process after some events, and expects the undisturbed tokens.
-async fn disturbed(cluster: &Cluster, role: &str, after: usize, signals: &[(Signal, Duration)]) {
-    let client = cluster.client();
-    let want = undisturbed(&client).await;
-    let mut live = client.live("/v1/completions", &long_request()).await;
-    assert!(live.read(after).await, "the stream ended before event {after}");
-    let pid = cluster.pids(role)[0];
-    for (signal, pause) in signals {
-        send(pid, *signal);
-        tokio::time::sleep(*pause).await;
-    }
-    let stream = live.finish().await;
-    assert_eq!(stream.error(), None);
-    assert_eq!(stream.token_ids(0), want, "{role} after {after} events");
-    assert_eq!(stream.finish_reasons(0), ["length"]);
-    assert!(stream.done);
-    assert_eq!(undisturbed(&client).await, want, "the next request is served");
-}
-
-const KILL: &[(Signal, Duration)] = &[(Signal::SIGKILL, Duration::ZERO)];
-const STOP: &[(Signal, Duration)] = &[(Signal::SIGSTOP, Duration::from_secs(3)), (Signal::SIGCONT, Duration::ZERO)];
 
 #[tokio::test]
 async fn an_expert_worker_killed_in_mid_stream_costs_no_token() {
