@@ -86,6 +86,51 @@ KERNEL BOUNDS(256) linear_few(Matrix m, Tokens t, const float* x, int x_stride, 
     }
 }
 
+#if WEIGHT <= 2
+
+// The same of many rows of up to 4096 columns, for types that routers come in: a block keeps eight rows in registers, and the weights of four outputs
+// at a time pass by. Each thread has the columns that it has of few rows, and adds them in that order.
+KERNEL BOUNDS(256)
+linear_few_many(Matrix m, const float* x, int x_stride, int rows, int wide, float* out, int out_stride, int round) {
+    SHARED float sums[2][8][32];
+    begin_next();
+    await_ahead();
+    int r0 = block_x() * 8, n = min_of(8, rows - r0), side = 0;
+    float v[8][2][8];
+    UNROLL for (int i = 0; i < 8; i++)
+        UNROLL for (int u = 0; u < 2; u++) {
+            int k = tid() * 8 + u * 2048;
+            if (k >= m.cols) continue;
+            load8_row(x + (long long)(r0 + min_of(i, n - 1)) * x_stride, k, m.cols, wide, v[i][u]);
+            if (round) UNROLL for (int e = 0; e < 8; e++) v[i][u][e] = round_bf16(v[i][u][e]);
+        }
+    for (int o0 = block_y() * 4; o0 < m.rows; o0 += blocks_y() * 4, side ^= 1) {
+        float acc[32];
+        UNROLL for (int j = 0; j < 4; j++) {
+            Row r = row_of(m, 0, min_of(o0 + j, m.rows - 1));
+            UNROLL for (int i = 0; i < 8; i++) acc[j * 8 + i] = 0.0f;
+            UNROLL for (int u = 0; u < 2; u++) {
+                int k = tid() * 8 + u * 2048;
+                if (k >= m.cols) continue;
+                float w[8];
+                load8<WEIGHT>(m, r, k, w);
+                UNROLL for (int i = 0; i < 8; i++)
+                    UNROLL for (int e = 0; e < 8; e++) acc[j * 8 + i] = fma_of(w[e], v[i][u][e], acc[j * 8 + i]);
+            }
+        }
+        // Lane l has output l / 8 of row l % 8.
+        sums[side][tid() >> 5][lane_id()] = sums_of<16>(acc);
+        barrier();
+        if (tid() >= 32) continue;
+        int o = o0 + (tid() >> 3), i = tid() & 7;
+        float sum = 0.0f;
+        UNROLL for (int w = 0; w < 8; w++) sum += sums[side][w][tid()];
+        if (o < m.rows && i < n) out[(long long)(r0 + i) * out_stride + o] = sum * row_of(m, 0, o).late;
+    }
+}
+
+#endif
+
 #if TANDEM_MMA && WEIGHT >= 2
 
 // Rows of x for this lane: row g of each tile of 8; any row where there is none, whose products nobody takes.

@@ -109,7 +109,21 @@ DEVICE void post4(const float* post, const float* comb, int r, float4 y, float4*
     }
 }
 
-// The two kernels for the release's shape: four streams, a width of whole slices, fn in F32. In both a thread holds four columns of all streams; its
+// Four elements of a row of F32, F16 or BF16 from column k on, a multiple of 4.
+DEVICE float4 four_of(const Matrix& m, int row, int k) {
+    Row r = row_of(m, 0, row);
+    if (m.type == T_F32) return *(const float4*)(r.q + 4ll * k);
+    if (m.type == T_F16) {
+        uint2 v = *(const uint2*)(r.q + 2ll * k);
+        float4 to = {half_to_float((u16)v.x), half_to_float((u16)(v.x >> 16)), half_to_float((u16)v.y), half_to_float((u16)(v.y >> 16))};
+        return to;
+    }
+    uint2 v = *(const uint2*)(spot<T_BF16>(r, k & ~7) + (k & 4) * 2);
+    float4 to = {as_float(v.x << 16), as_float(v.x & 0xffff0000u), as_float(v.y << 16), as_float(v.y & 0xffff0000u)};
+    return to;
+}
+
+// The two kernels for the release's shape: four streams, a width of whole slices, fn in F32, F16 or BF16. In both a thread holds four columns of all streams; its
 // 16 products of a gate follow each other, and the 16 threads of a slice halve what they add (8 apart, 4, 2, 1). So a row's bits are the same.
 //
 // Few rows: each 16 threads make the slice's streams for themselves and sum three gates (the last also the squares), whose part of fn is in
@@ -120,9 +134,8 @@ mhc_mix4(Matrix fn, const float* y, const float* post, const float* comb, int d,
     float4 w[3][4];
     begin_next();
     if (fn.rows > 0) {
-        const float* from = (const float*)fn.q + c;
         UNROLL for (int j = 0; j < 3; j++)
-            UNROLL for (int m = 0; m < 4; m++) w[j][m] = *(const float4*)(from + (long long)(group * 3 + j) * (fn.q_row >> 2) + m * d);
+            UNROLL for (int m = 0; m < 4; m++) w[j][m] = four_of(fn, group * 3 + j, m * d + c);
     }
     await_ahead();
     for (int r = block_y(); r < rows; r += step) {
@@ -160,11 +173,10 @@ mhc_many4(Matrix fn, const float* y, const float* post, const float* comb, int d
     int q = (tid() & 15) * 4, c = block_x() * SLICE + q, slices = d / SLICE;
     begin_next();
     if (fn.rows > 0) {
-        const float* from = (const float*)fn.q + c;
         int m = tid() >> 4 & 3;
         UNROLL for (int i = 0; i < 6; i++) {
             int j = 4 * i + (tid() >> 6);
-            *(float4*)&w[j][m][q] = *(const float4*)(from + (long long)j * (fn.q_row >> 2) + m * d);
+            *(float4*)&w[j][m][q] = four_of(fn, j, m * d + c);
         }
     }
     barrier();

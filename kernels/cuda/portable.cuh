@@ -39,6 +39,7 @@ DEVICE int block_y() { return (int)__builtin_amdgcn_workgroup_id_y(); }
 DEVICE int block_z() { return (int)__builtin_amdgcn_workgroup_id_z(); }
 DEVICE int threads() { return (int)__builtin_amdgcn_workgroup_size_x(); }
 DEVICE int blocks_x() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+DEVICE int blocks_y() { return (int)(__builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y()); }
 DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
@@ -95,6 +96,7 @@ DEVICE int block_y() { return (int)blockIdx.y; }
 DEVICE int block_z() { return (int)blockIdx.z; }
 DEVICE int threads() { return (int)blockDim.x; }
 DEVICE int blocks_x() { return (int)gridDim.x; }
+DEVICE int blocks_y() { return (int)gridDim.y; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE int lane_id() { return (int)threadIdx.x & 31; }

@@ -114,6 +114,9 @@ pub struct Segment {
     pub pages: Range<u32>,
 }
 
+/// See [`Backend::cut`].
+pub const CUT_ROWS: usize = 64;
+
 /// One step's rows, described on the host. Segments cover rows `0..tokens.len()` in order, decode rows first.
 #[derive(Clone, Debug, Default)]
 pub struct BatchDesc {
@@ -513,6 +516,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn prefill_grid(&self, _p: &KdaParams) -> Option<usize> {
         None
     }
+    /// Where a segment of `rows` rows may be cut in two without changing a bit of them or of its state: the last such row at or before row `at`, 0 for
+    /// its beginning, and more than [`CUT_ROWS`] rows before `at` nowhere.
+    fn cut(&self, p: &KdaParams, rows: usize, at: usize) -> usize;
     /// Clears a slot (a new sequence starts).
     fn state_reset(&self, state: &mut Self::State, slot: u32);
     /// Copies all of a slot's state to another slot (fork).

@@ -184,12 +184,13 @@ fn rows_beside_many_have_the_bits_of_rows_alone() {
 #[test]
 fn many_rows_of_hyper_connections() {
     for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
-        for (seed, rows, hidden) in [(1, 65, 4096), (2, 100, 512), (3, 300, 64)] {
+        for (seed, rows, hidden, kind) in
+            [(1, 65, 4096, "f32"), (2, 100, 512, "bf16"), (3, 300, 64, "f16"), (4, 66, 4096, "bf16"), (5, 3, 256, "bf16")]
+        {
             let mut n = Noise::new(seed);
-            let mut fn_ = || MatrixSource::from_f32("fn", 24, 4 * hidden, &n.values(24 * 4 * hidden, 0.0, 0.02)).unwrap();
-            let sites = [fn_(), fn_()];
+            let sites = [(); 2].map(|()| selftest::matrix(&mut n, kind, 24, 4 * hidden).unwrap());
             let judged = rig::judge(b, &Mhc::of(&mut n, rows, 4, hidden, sites));
-            judged.unwrap_or_else(|e| panic!("{} {rows} rows: {}", b.precision(), &e[..e.len().min(400)]));
+            judged.unwrap_or_else(|e| panic!("{} {rows} rows, {kind}: {}", b.precision(), &e[..e.len().min(400)]));
         }
     }
 }
@@ -242,6 +243,32 @@ fn routed(b: &CudaBackend, x: &[f32], w: &[f32], bias: &[f32], p: &RouterParams)
         all.extend(got);
     }
     all
+}
+
+/// A prompt's rows go through another kernel of the router than a few: the same choice and the same bits of its weights.
+#[test]
+fn the_router_of_many_rows_has_the_bits_of_few() {
+    for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
+        for (seed, kind, rows, experts, hidden) in [(1, "bf16", 205, 288, 4096), (2, "f32", 64, 30, 2056), (3, "f16", 129, 7, 4000)] {
+            let mut n = Noise::new(seed);
+            let w = b.weight(&[selftest::matrix(&mut n, kind, experts, hidden).unwrap()]).unwrap();
+            let (x, bias) = (n.values(rows * hidden, 0.0, 1.0), b.vector("bias", &n.values(experts, 0.0, 0.1)).unwrap());
+            let p = RouterParams { experts, topk: 7, groups: 1, topk_group: 1, norm_topk: false, scale: 1.0 };
+            let run = |first: usize, count: usize| {
+                let x = b.vector("x", &x[first * hidden..(first + count) * hidden]).unwrap();
+                let mut ids = b.alloc("ids", Elem::I32, count * 7).unwrap();
+                let mut weights = b.alloc("weights", Elem::F32, count * 7).unwrap();
+                b.router(count, &x, &w, &bias, &p, &mut ids, &mut weights);
+                let (mut chosen, mut values) = (vec![0; count * 7], vec![0.0; count * 7]);
+                b.download_i32(&ids, 0, &mut chosen).unwrap();
+                b.download(&weights, 0, &mut values).unwrap();
+                chosen.into_iter().zip(values.into_iter().map(f32::to_bits)).collect::<Vec<_>>()
+            };
+            let all = run(0, rows);
+            let few: Vec<_> = (0..rows).step_by(5).flat_map(|first| run(first, 5.min(rows - first))).collect();
+            assert!(all == few, "{kind}, {rows} rows, {experts} experts of {hidden}, {}", b.precision());
+        }
+    }
 }
 
 /// From equal scores the same ids, exactly; from random rows other ids only where the f64 scores at that place are within 1e-6.

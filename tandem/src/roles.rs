@@ -98,6 +98,7 @@ pub fn attn(args: AttnArgs) -> Result<(), Failure> {
         kv_tokens: usize::try_from(limits.kv_tokens).unwrap_or(usize::MAX),
         max_num_batched_tokens: limits.max_num_batched_tokens as usize,
         prefill_chunk: limits.prefill_chunk.map(|tokens| tokens as usize),
+        overlap_rows: limits.overlap_rows as usize,
         kv_cache: limits.kv_cache_dtype.latents(),
         fp8: limits.fp8.groups(),
         prefix_cache: limits.cache.options(),

@@ -32,7 +32,7 @@ async fn one_of_three_ffn_slices_killed_over_grpc_costs_no_token() {
 
 #[tokio::test]
 async fn deaths_of_workers_that_share_memory_cost_no_token() {
-    let cluster = tiny(&["--experts", "cpu,cpu", "--split", "ffn", "--shared-rows", "on"]);
+    let cluster = tiny(&["--experts", "cpu,cpu", "--split", "ffn", "--shared-rows", "on", "--overlap-rows", "2"]);
     for (role, signals) in [("tandem-experts", KILL), ("tandem-attn", KILL), ("tandem-experts", STOP)] {
         disturbed(&cluster, role, 25, signals).await;
     }

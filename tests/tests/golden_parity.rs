@@ -80,6 +80,13 @@ async fn chunked_at_1_7_and_64() {
 }
 
 #[tokio::test]
+async fn steps_in_two_micro_batches() {
+    tiny_tokens(&["--overlap-rows", "2"], true).await;
+    tiny_tokens(&["--overlap-rows", "5", "--experts", "cpu,cpu", "--split", "ffn", "--shared-rows", "on", "--resident-layers", "4"], true)
+        .await;
+}
+
+#[tokio::test]
 async fn several_streams_share_batches_and_each_equals_its_solo_run() {
     let cluster = f32_up(checkpoints::tiny(), &["--max-batch", "4", "--experts", "cpu,cpu", "--split", "layers"]).ready();
     let (client, golden) = (cluster.client(), Golden::open("tiny"));

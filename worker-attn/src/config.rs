@@ -7,7 +7,7 @@ use tandem_model::{Geometry, LoadFormat, narrow::Fp8Groups};
 use tandem_proto::link::LinkChoice;
 use tandem_worker_experts::memory::kind_of;
 
-use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions};
+use crate::{Error, RunnerLimits, cache::CacheOptions, engine::parking::ParkingOptions, model::OVERLAP_ROWS};
 
 /// How an attention worker is set up. Which shards of the routed experts it hosts itself is the coordinator's to say.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct Config {
     pub max_num_batched_tokens: usize,
     /// Rows of one prompt in one step; `None` = `max_num_batched_tokens`.
     pub prefill_chunk: Option<usize>,
+    /// Rows from which a step runs as two micro-batches; 0: never.
+    pub overlap_rows: usize,
     /// The prefix cache; `None` = every prompt is computed whole.
     pub prefix_cache: Option<CacheOptions>,
     /// How sequences make room when pages run out.
@@ -95,6 +97,7 @@ impl Config {
             fp8: Fp8Groups::default(),
             max_num_batched_tokens: 256,
             prefill_chunk: None,
+            overlap_rows: OVERLAP_ROWS,
             prefix_cache: Some(CacheOptions::default()),
             parking: ParkingOptions::default(),
             link: LinkChoice::Auto,
@@ -141,6 +144,7 @@ impl Config {
             max_batch: self.max_batch,
             max_seq_len,
             kv_tokens: self.kv_tokens,
+            overlap_rows: self.overlap_rows,
         })
     }
 }

@@ -7,7 +7,7 @@
 //! | [`engine`] | requests and their sequences, one step at a time, on a thread of its own |
 //! | [`scheduler`] | who runs in the next step: a pure state machine |
 //! | [`model`] | [`Model`] and [`Runner`]: the library-level entry |
-//! | [`step`] | the trunk, written once over `Backend` and `Hop` |
+//! | [`step`], [`micro_batch`] | the trunk, written once over `Backend` and `Hop`; a step's rows as one micro-batch or two |
 //! | [`layers`], [`weights`], [`local`] | blocks, their weights, shards hosted here |
 //! | [`hop`] | rows to expert workers and back, combined in ascending shard id |
 //! | [`memory`] | what a worker needs of its device, before it allocates |
@@ -32,6 +32,7 @@ pub mod hop;
 pub mod layers;
 pub mod local;
 pub mod memory;
+pub mod micro_batch;
 pub mod model;
 pub mod observe;
 pub mod rng;

@@ -56,15 +56,20 @@ impl<B: Backend> LocalShards<B> {
         self.ids.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// x → `partials[i]` of the `i`-th local shard of `layer`; returns the shards' ids.
+    /// The local shards of a layer, ascending.
+    pub fn shards(&self, layer: usize) -> &[u32] {
+        &self.ids[layer]
+    }
+
+    /// x → `partials[i]` of the `i`-th local shard of `layer`.
     ///
     /// # Errors
     /// A shard that lost a layer (never after a successful load).
-    pub fn forward(&self, layer: usize, cx: &mut Cx<'_, B>) -> Result<&[u32], HopError> {
+    pub fn forward(&self, layer: usize, cx: &mut Cx<'_, B>) -> Result<(), HopError> {
         let buf = &mut *cx.buf;
         for (&place, out) in self.places[layer].iter().zip(&mut buf.partials) {
             self.engines[place].run(layer as u32, cx.rows, &buf.x, &buf.topk_ids, &buf.topk_weights, out).map_err(Box::new)?;
         }
-        Ok(&self.ids[layer])
+        Ok(())
     }
 }

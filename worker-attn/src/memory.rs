@@ -10,10 +10,11 @@ use tandem_worker_experts::{
 };
 
 use crate::{
-    buffers,
+    buffers::{self, BufferSizes},
     cache::CacheOptions,
     dims::Dims,
     engine::parking::{ParkingOptions, Preemption, copy_bytes},
+    micro_batch::capacities,
     model::{RunnerLimits, buffer_sizes},
 };
 
@@ -23,7 +24,9 @@ pub fn pools(g: &Geometry, limits: RunnerLimits, latents: LatentType, partials: 
     let d = Dims::new(g);
     let spec = d.state_spec(limits.max_batch, limits.kv_tokens);
     let state = state_bytes(&spec, latents);
-    let workspace = buffers::bytes(&d, buffer_sizes(&d, limits, partials));
+    let sizes = buffer_sizes(&d, limits, partials);
+    let micro = capacities(limits.max_rows, limits.overlap_rows);
+    let workspace = micro.into_iter().map(|rows| buffers::bytes(&d, BufferSizes { rows, ..sizes })).fold(0, u64::saturating_add);
     let experts = if partials > 0 { memory::scratch(g, limits.max_rows, kind) } else { 0 };
     let scratch = scratch_bytes(limits.max_rows, limits.max_seq_len, threads).saturating_add(experts);
     Needs { kv: state.pages, state: state.slots, workspace: workspace.saturating_add(scratch), ..Needs::default() }

@@ -9,14 +9,16 @@ use tandem_kernels::{Backend, BackendError, BatchDesc, SampleRow, Sampled, Segme
 use tandem_model::{Checkpoint, Geometry, Shard};
 
 use crate::{
-    buffers::{BufferSizes, Buffers},
+    buffers::BufferSizes,
     dims::Dims,
     hop::{Failure, Hop, HopError, HopSegment, HopStep, LocalOnly, Notify},
-    layers::{Cx, kda, mla},
+    layers::{kda, mla},
     local::LocalShards,
+    micro_batch::MicroBatches,
     observe::{Observer, Silent},
     state::{SeqState, StateError, StatePool},
-    step, telemetry,
+    step::{self, Step},
+    telemetry,
     weights::{LoadError, Weights},
 };
 
@@ -98,7 +100,12 @@ pub struct RunnerLimits {
     pub max_seq_len: usize,
     /// Tokens whose state all sequences hold together.
     pub kv_tokens: usize,
+    /// Rows from which a step runs as two micro-batches, where experts may be away; 0: never.
+    pub overlap_rows: usize,
 }
+
+/// [`RunnerLimits::overlap_rows`] unless somebody says otherwise: fewer rows than half of it give an expert too few to fill its products.
+pub const OVERLAP_ROWS: usize = 4096;
 
 /// Why a step gave no result.
 #[derive(Debug, thiserror::Error)]
@@ -132,8 +139,7 @@ pub struct StepResult {
 pub struct Runner<B: Backend, H: Hop<B>> {
     model: Arc<Model<B>>,
     pool: StatePool<B>,
-    buf: Buffers<B>,
-    batch: B::Batch,
+    micro: MicroBatches<B>,
     hop: H,
     limits: RunnerLimits,
     step_id: u64,
@@ -170,10 +176,11 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
     pub fn new(model: Arc<Model<B>>, hop: H, limits: RunnerLimits) -> Result<Self, BackendError> {
         let (b, d) = (&model.backend, &model.dims);
         let pool = StatePool::new(Arc::clone(b), d.state_spec(limits.max_batch, limits.kv_tokens))?;
-        let buf = Buffers::new(&**b, d, buffer_sizes(d, limits, model.local.widest()))?;
-        let batch = b.batch(limits.max_rows, limits.max_batch, limits.max_batch * pool.pages_for(limits.max_seq_len).max(1))?;
+        let pages = limits.max_batch * pool.pages_for(limits.max_seq_len).max(1);
+        let from = if H::OVERLAPS { limits.overlap_rows } else { 0 };
+        let micro = MicroBatches::new(&**b, d, buffer_sizes(d, limits, model.local.widest()), from, limits.max_batch, pages)?;
         b.reserve(limits.max_rows, limits.max_seq_len)?;
-        Ok(Self { pool, buf, batch, hop, limits, step_id: 0, model })
+        Ok(Self { pool, micro, hop, limits, step_id: 0, model })
     }
 
     /// The model.
@@ -212,14 +219,14 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
         watched: &[Range<usize>],
         hold: impl FnOnce(&mut [SampleRow]),
     ) -> Result<StepResult, StepError> {
-        self.with_step(desc, segments, notify, |w, local, cx, hop| {
+        self.with_step(desc, segments, notify, |w, local, step, hop| {
             let timer = std::time::Instant::now();
-            step::trunk(w, local, cx, hop, &mut Silent)?;
+            step::trunk(w, local, step, hop, &mut Silent)?;
             telemetry::phase("layers", timer.elapsed());
             hold(&mut samples);
             let timer = std::time::Instant::now();
-            let non_finite = step::non_finite(w, cx, watched)?;
-            let sampled = step::sample(w, cx, &mut samples, &mut Silent)?;
+            let non_finite = step::non_finite(w, step, watched)?;
+            let sampled = step::sample(w, step, samples, &mut Silent)?;
             telemetry::phase("sample", timer.elapsed());
             Ok(StepResult { sampled, failures: hop.failures(), non_finite })
         })
@@ -243,9 +250,9 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
             push_segment(&mut desc, state, tokens);
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(3600);
             let segments = vec![HopSegment { request_id: 0, rows: 0..tokens.len(), deadline, warmup: false }];
-            let logits = self.with_step(&desc, segments, Notify::default(), |w, local, cx, hop| {
-                step::trunk(w, local, cx, hop, observer)?;
-                let logits = step::logits(w, cx, observer)?;
+            let logits = self.with_step(&desc, segments, Notify::default(), |w, local, step, hop| {
+                step::trunk(w, local, step, hop, observer)?;
+                let logits = step::logits(w, step, observer)?;
                 match hop.failures().pop() {
                     Some((_, failure)) => Err(StepError::Failed(failure)),
                     None => Ok(logits),
@@ -262,16 +269,15 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
         desc: &BatchDesc,
         segments: Vec<HopSegment>,
         notify: Notify,
-        run: impl FnOnce(&Weights<B>, &LocalShards<B>, &mut Cx<'_, B>, &mut H) -> Result<R, StepError>,
+        run: impl FnOnce(&Weights<B>, &LocalShards<B>, &mut Step<'_, B>, &mut H) -> Result<R, StepError>,
     ) -> Result<R, StepError> {
         self.step_id += 1;
         let rows = desc.tokens.len();
         self.hop.begin_step(HopStep { step_id: self.step_id, rows, segments, notify });
         let (b, d) = (&*self.model.backend, &self.model.dims);
-        b.set_batch(desc, &mut self.batch);
-        let context = desc.segments.iter().map(|s| (s.pos0 + s.rows) as usize).max().unwrap_or(0);
-        let mut cx = Cx { b, d, batch: &self.batch, state: self.pool.memory(), buf: &mut self.buf, rows, context };
-        run(&self.model.weights, &self.model.local, &mut cx, &mut self.hop)
+        self.micro.begin(b, d, desc);
+        let mut step = Step { b, d, state: self.pool.memory(), micro: &mut self.micro };
+        run(&self.model.weights, &self.model.local, &mut step, &mut self.hop)
     }
 }
 

@@ -1,25 +1,55 @@
 //! One step of the whole trunk, written once over the backend and the hop.
 //!
-//! Neighbours: `engine/` forms the batch and emits what was sampled; `layers/` enqueue the blocks; `hop/` carries the routed rows.
+//! Neighbours: `engine/` forms the batch and emits what was sampled; `micro_batch.rs` cuts it; `layers/` enqueue the blocks; `hop/` carries the
+//! routed rows.
 //!
 //! ```text
 //! embed ─ mhc ┬ mixer (kda | mla+dsa) ─ mhc ─ ffn (dense | moe) ─ mhc ┬ … ─ head ─ sample
 //!             └───────────────────── per layer ───────────────────────┘
 //! moe:  route ─ submit ─┬─ remote shards ──────┬─ collect: Σ partials by shard id ─ + shared
 //!                       └─ shared, local shards┘
+//! two micro-batches:  begin A(l) ─ begin B(l) ─ end A(l), begin A(l+1) ─ end B(l), begin B(l+1) ─ …
 //! ```
+//!
+//! A micro-batch's routed rows are away from the beginning of a layer to its end; the other one's mixer runs meanwhile.
 
 use std::ops::Range;
 
 use tandem_kernels::{Backend, BackendError, SampleRow, Sampled};
 
 use crate::{
+    dims::Dims,
     hop::{Hop, HopError, LocalPartials, RoutedRows},
     layers::Cx,
     local::LocalShards,
+    micro_batch::MicroBatches,
     observe::Observer,
     weights::{Ffn, Mixer, Moe, Weights},
 };
+
+/// A step under way.
+pub struct Step<'a, B: Backend> {
+    /// The device.
+    pub b: &'a B,
+    /// Sizes.
+    pub d: &'a Dims,
+    /// Sequence state.
+    pub state: &'a mut B::State,
+    /// The step's rows.
+    pub micro: &'a mut MicroBatches<B>,
+}
+
+impl<B: Backend> Step<'_, B> {
+    fn cx(&mut self, i: usize) -> Cx<'_, B> {
+        self.micro.cx(self.b, self.d, self.state, i)
+    }
+
+    /// The micro-batch of a row of the step, and its place there.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let i = (0..self.micro.used()).rfind(|i| self.micro.rows(*i).start <= row).unwrap_or(0);
+        (i, row - self.micro.rows(i).start)
+    }
+}
 
 /// Embeds the step's rows and runs them through all layers; what is left in the streams goes to [`logits`] or [`sample`].
 ///
@@ -28,38 +58,78 @@ use crate::{
 pub fn trunk<B: Backend, H: Hop<B>, O: Observer<B>>(
     w: &Weights<B>,
     local: &LocalShards<B>,
-    cx: &mut Cx<'_, B>,
+    step: &mut Step<'_, B>,
     hop: &mut H,
     observer: &mut O,
 ) -> Result<(), HopError> {
-    cx.b.embed(cx.batch, &w.embed, &cx.d.mhc, &mut cx.buf.streams);
-    observer.embedded(cx);
-    for (i, layer) in w.layers.iter().enumerate() {
-        if i == 0 {
-            cx.mhc_open(&layer.attn_hc);
+    for micro in 0..step.micro.used() {
+        let cx = &mut step.cx(micro);
+        cx.b.embed(cx.batch, &w.embed, &cx.d.mhc, &mut cx.buf.streams);
+        observer.embedded(cx);
+        if let Some(first) = w.layers.first() {
+            cx.mhc_open(&first.attn_hc);
         }
-        match &layer.mixer {
-            Mixer::Kda(kda) => kda.forward(cx),
-            Mixer::Mla(mla) => mla.forward(cx),
+    }
+    for layer in 0..=w.layers.len() {
+        for micro in 0..step.micro.used() {
+            let cx = &mut step.cx(micro);
+            if let Some(before) = layer.checked_sub(1) {
+                end(w, local, before, cx, hop, observer)?;
+            }
+            if layer < w.layers.len() {
+                begin(w, local, layer, cx, hop, observer)?;
+            }
         }
-        observer.mixer(cx, i);
-        cx.mhc_boundary(&layer.ffn_hc);
-        match &layer.ffn {
-            Ffn::Dense(mlp) => mlp.forward_dense(cx),
-            Ffn::Moe(experts) => moe(experts, local, i, cx, hop, observer)?,
-        }
-        observer.ffn(cx, i);
-        match w.layers.get(i + 1) {
-            Some(next) => cx.mhc_boundary(&next.attn_hc),
-            None => cx.mhc_close(),
-        }
-        observer.layer(cx, i);
     }
     Ok(())
 }
 
-/// x → y through the routed experts, wherever they are, and the shared expert, which runs while the rows are away.
-fn moe<B: Backend, H: Hop<B>, O: Observer<B>>(
+/// A layer up to where its routed rows are away, or a dense FFN's output is there.
+fn begin<B: Backend, H: Hop<B>, O: Observer<B>>(
+    w: &Weights<B>,
+    local: &LocalShards<B>,
+    i: usize,
+    cx: &mut Cx<'_, B>,
+    hop: &mut H,
+    observer: &mut O,
+) -> Result<(), HopError> {
+    let layer = &w.layers[i];
+    match &layer.mixer {
+        Mixer::Kda(kda) => kda.forward(cx),
+        Mixer::Mla(mla) => mla.forward(cx),
+    }
+    observer.mixer(cx, i);
+    cx.mhc_boundary(&layer.ffn_hc);
+    match &layer.ffn {
+        Ffn::Dense(mlp) => mlp.forward_dense(cx),
+        Ffn::Moe(experts) => send(experts, local, i, cx, hop, observer)?,
+    }
+    Ok(())
+}
+
+/// The rest of a layer, up to the next one's input.
+fn end<B: Backend, H: Hop<B>, O: Observer<B>>(
+    w: &Weights<B>,
+    local: &LocalShards<B>,
+    i: usize,
+    cx: &mut Cx<'_, B>,
+    hop: &mut H,
+    observer: &mut O,
+) -> Result<(), HopError> {
+    if let Ffn::Moe(_) = w.layers[i].ffn {
+        receive(local, i, cx, hop)?;
+    }
+    observer.ffn(cx, i);
+    match w.layers.get(i + 1) {
+        Some(next) => cx.mhc_boundary(&next.attn_hc),
+        None => cx.mhc_close(),
+    }
+    observer.layer(cx, i);
+    Ok(())
+}
+
+/// x to the routed experts, wherever they are, and through the shared expert, which runs while the rows are away.
+fn send<B: Backend, H: Hop<B>, O: Observer<B>>(
     w: &Moe<B>,
     local: &LocalShards<B>,
     layer: usize,
@@ -67,15 +137,22 @@ fn moe<B: Backend, H: Hop<B>, O: Observer<B>>(
     hop: &mut H,
     observer: &mut O,
 ) -> Result<(), HopError> {
-    let (rows, hidden, topk) = (cx.rows, cx.d.hidden, cx.d.router.topk);
+    let (micro, first, rows, hidden, topk) = (cx.micro, cx.first, cx.rows, cx.d.hidden, cx.d.router.topk);
     w.router.forward(cx);
     observer.routed(cx, layer);
     let buf = &*cx.buf;
-    hop.submit(cx.b, &RoutedRows { layer, rows, hidden, topk, x: &buf.x, ids: &buf.topk_ids, weights: &buf.topk_weights })?;
+    let routed = RoutedRows { layer, micro, first, rows, hidden, topk, x: &buf.x, ids: &buf.topk_ids, weights: &buf.topk_weights };
+    hop.submit(cx.b, &routed)?;
     w.shared.forward_shared(cx);
-    let shards = local.forward(layer, cx)?;
+    local.forward(layer, cx)
+}
+
+/// The experts' sum → y.
+fn receive<B: Backend, H: Hop<B>>(local: &LocalShards<B>, layer: usize, cx: &mut Cx<'_, B>, hop: &mut H) -> Result<(), HopError> {
+    let (micro, rows, hidden) = (cx.micro, cx.rows, cx.d.hidden);
     let buf = &mut *cx.buf;
-    hop.collect(cx.b, rows, hidden, LocalPartials { shards, partials: &mut buf.partials }, &mut buf.y)?;
+    let local = LocalPartials { shards: local.shards(layer), partials: &mut buf.partials };
+    hop.collect(cx.b, micro, rows, hidden, local, &mut buf.y)?;
     cx.b.add(rows, hidden, &buf.shared, &mut buf.y);
     Ok(())
 }
@@ -87,24 +164,37 @@ fn moe<B: Backend, H: Hop<B>, O: Observer<B>>(
 /// The first failed op of the step.
 pub fn sample<B: Backend, O: Observer<B>>(
     w: &Weights<B>,
-    cx: &mut Cx<'_, B>,
-    samples: &mut [SampleRow],
+    step: &mut Step<'_, B>,
+    samples: Vec<SampleRow>,
     observer: &mut O,
 ) -> Result<Vec<Sampled>, BackendError> {
-    let mut out = Vec::with_capacity(samples.len());
-    for group in samples.chunks_mut(cx.buf.logit_rows) {
-        let select: Vec<u32> = group.iter().map(|s| s.row).collect();
-        w.head.forward(cx, &select);
-        observer.head(cx, &select);
-        for (place, sample) in group.iter_mut().enumerate() {
-            sample.row = place as u32;
-        }
-        out.extend(cx.b.sample(&cx.buf.logits, cx.d.vocab, group)?);
-    }
     if samples.is_empty() {
-        cx.b.sync()?;
+        step.b.sync()?;
     }
-    Ok(out)
+    let mut parts = <[(Vec<usize>, Vec<SampleRow>); crate::micro_batch::MICRO_BATCHES]>::default();
+    let mut out = vec![None; samples.len()];
+    for (place, mut sample) in samples.into_iter().enumerate() {
+        let (micro, row) = step.place(sample.row as usize);
+        sample.row = row as u32;
+        parts[micro].0.push(place);
+        parts[micro].1.push(sample);
+    }
+    for (micro, (places, mut samples)) in parts.into_iter().enumerate() {
+        let cx = &mut step.cx(micro.min(step.micro.used() - 1));
+        let mut places = places.into_iter();
+        for group in samples.chunks_mut(cx.buf.logit_rows) {
+            let select: Vec<u32> = group.iter().map(|s| s.row).collect();
+            w.head.forward(cx, &select);
+            observer.head(cx, &select);
+            for (place, sample) in group.iter_mut().enumerate() {
+                sample.row = place as u32;
+            }
+            for (sampled, place) in cx.b.sample(&cx.buf.logits, cx.d.vocab, group)?.into_iter().zip(&mut places) {
+                out[place] = Some(sampled);
+            }
+        }
+    }
+    Ok(out.into_iter().flatten().collect())
 }
 
 /// How many of the rows in each of `watched` ended the trunk with a NaN or an infinity. What a row writes into any state shows in its own
@@ -112,20 +202,23 @@ pub fn sample<B: Backend, O: Observer<B>>(
 ///
 /// # Errors
 /// The first failed op of the step.
-pub fn non_finite<B: Backend>(w: &Weights<B>, cx: &mut Cx<'_, B>, watched: &[Range<usize>]) -> Result<Vec<usize>, BackendError> {
-    let (hidden, group) = (cx.d.hidden, cx.buf.logit_rows);
-    let mut host = vec![0.0; if watched.is_empty() { 0 } else { group * hidden }];
-    let mut bad = Vec::with_capacity(watched.len());
-    for rows in watched {
-        let mut count = 0;
-        for first in rows.clone().step_by(group) {
-            let select: Vec<u32> = (first..rows.end.min(first + group)).map(|row| row as u32).collect();
-            w.head.collapse(cx, &select);
-            let host = &mut host[..select.len() * hidden];
-            cx.b.download(&cx.buf.last, 0, host)?;
-            count += host.chunks_exact(hidden).filter(|row| row.iter().any(|v| !v.is_finite())).count();
+pub fn non_finite<B: Backend>(w: &Weights<B>, step: &mut Step<'_, B>, watched: &[Range<usize>]) -> Result<Vec<usize>, BackendError> {
+    let mut bad = vec![0; watched.len()];
+    for micro in 0..step.micro.used() {
+        let here = step.micro.rows(micro);
+        let cx = &mut step.cx(micro);
+        let (hidden, group) = (cx.d.hidden, cx.buf.logit_rows);
+        let mut host = vec![0.0; if watched.is_empty() { 0 } else { group * hidden }];
+        for (rows, bad) in watched.iter().zip(&mut bad) {
+            let rows = rows.start.max(here.start)..rows.end.min(here.end);
+            for first in rows.clone().step_by(group) {
+                let select: Vec<u32> = (first..rows.end.min(first + group)).map(|row| (row - here.start) as u32).collect();
+                w.head.collapse(cx, &select);
+                let host = &mut host[..select.len() * hidden];
+                cx.b.download(&cx.buf.last, 0, host)?;
+                *bad += host.chunks_exact(hidden).filter(|row| row.iter().any(|v| !v.is_finite())).count();
+            }
         }
-        bad.push(count);
     }
     Ok(bad)
 }
@@ -134,13 +227,18 @@ pub fn non_finite<B: Backend>(w: &Weights<B>, cx: &mut Cx<'_, B>, watched: &[Ran
 ///
 /// # Errors
 /// The first failed op of the step.
-pub fn logits<B: Backend, O: Observer<B>>(w: &Weights<B>, cx: &mut Cx<'_, B>, observer: &mut O) -> Result<Vec<f32>, BackendError> {
-    let mut out = vec![0.0; cx.rows * cx.d.vocab];
-    let rows: Vec<u32> = (0..cx.rows as u32).collect();
-    for (group, out) in rows.chunks(cx.buf.logit_rows).zip(out.chunks_mut(cx.buf.logit_rows * cx.d.vocab)) {
-        w.head.forward(cx, group);
-        observer.head(cx, group);
-        cx.b.download(&cx.buf.logits, 0, out)?;
+pub fn logits<B: Backend, O: Observer<B>>(w: &Weights<B>, step: &mut Step<'_, B>, observer: &mut O) -> Result<Vec<f32>, BackendError> {
+    let mut all = Vec::new();
+    for micro in 0..step.micro.used() {
+        let cx = &mut step.cx(micro);
+        let mut out = vec![0.0; cx.rows * cx.d.vocab];
+        let rows: Vec<u32> = (0..cx.rows as u32).collect();
+        for (group, out) in rows.chunks(cx.buf.logit_rows).zip(out.chunks_mut(cx.buf.logit_rows * cx.d.vocab)) {
+            w.head.forward(cx, group);
+            observer.head(cx, group);
+            cx.b.download(&cx.buf.logits, 0, out)?;
+        }
+        all.append(&mut out);
     }
-    Ok(out)
+    Ok(all)
 }

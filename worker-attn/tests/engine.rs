@@ -40,7 +40,7 @@ static MODEL: LazyLock<Arc<Model<B>>> = LazyLock::new(|| common::model(common::c
 static GOLD: LazyLock<Gold> = LazyLock::new(|| Gold::open("tiny-b.safetensors"));
 
 fn limits() -> RunnerLimits {
-    RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024 }
+    RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024, overlap_rows: 0 }
 }
 
 fn harness() -> Harness<B, LocalOnly> {

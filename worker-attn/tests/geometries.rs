@@ -40,7 +40,7 @@ fn tokens(g: &Geometry, n: usize, salt: usize) -> Vec<u32> {
 }
 
 fn limits() -> RunnerLimits {
-    RunnerLimits { max_rows: 48, max_batch: 4, max_seq_len: 128, kv_tokens: 512 }
+    RunnerLimits { max_rows: 48, max_batch: 4, max_seq_len: 128, kv_tokens: 512, overlap_rows: 0 }
 }
 
 /// What each row chose, layer by layer: a near tie may fall either way, and all that follows then differs for good.

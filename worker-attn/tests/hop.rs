@@ -143,6 +143,17 @@ struct Cluster {
 }
 
 fn cluster(split: Split, workers: usize, resident: &str, script: impl FnMut(&[Sent]) -> Option<Fault> + Send + 'static) -> Cluster {
+    overlapping(0, split, workers, resident, script)
+}
+
+/// The same where steps of `overlap_rows` rows and more run as two micro-batches.
+fn overlapping(
+    overlap_rows: usize,
+    split: Split,
+    workers: usize,
+    resident: &str,
+    script: impl FnMut(&[Sent]) -> Option<Fault> + Send + 'static,
+) -> Cluster {
     let g = CHECKPOINT.geometry();
     let plan = ShardPlan::new(g, split, workers, &resident.parse::<Resident>().unwrap()).unwrap();
     let (local, remote): (Vec<Shard>, Vec<Shard>) = plan.shards.iter().cloned().partition(|s| plan.local.contains(&s.id));
@@ -157,7 +168,7 @@ fn cluster(split: Split, workers: usize, resident: &str, script: impl FnMut(&[Se
     let shape = Shape { layers: g.layers, hidden: g.hidden, topk: g.topk };
     // A chunk of 32 rows goes in two pieces.
     let hop = HostRows::new(transport, routes, shape, &plan.local, cancelled.clone()).with_piece_rows(20);
-    let limits = RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024 };
+    let limits = RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 1024, overlap_rows };
     let harness =
         Harness::new(Runner::new(model, hop, limits).unwrap(), Pace { prefill_chunk: 32, cache: None, parking: ParkingOptions::default() });
     Cluster { harness, log, cancelled, remote }
@@ -194,6 +205,31 @@ fn every_cut_gives_the_same_tokens() {
         }
         c.harness.assert_empty();
         assert_eq!(c.log.lock().is_empty(), c.remote.is_empty());
+    }
+}
+
+#[test]
+fn two_micro_batches_give_the_bits_of_one() {
+    // Prompts of several sequences side by side, chunks that are cut, rows that decode; experts at home in some layers.
+    let answers = |overlap_rows, resident| {
+        let mut c = overlapping(overlap_rows, Split::Layers, 1, resident, |_| None);
+        for n in [4, 17, 70] {
+            c.harness.submit(Request { logprobs: Some(5), prompt_logprobs: Some(1), ..request(n as u64, &prompt(n), 12) });
+        }
+        let answers = c.harness.finish();
+        c.harness.assert_empty();
+        (answers, c.log.lock().iter().map(|sent| (sent.layer, sent.rows)).collect::<Vec<_>>())
+    };
+    for resident in ["none", "1-2"] {
+        let (whole, log) = answers(0, resident);
+        for overlap_rows in [1, 16, 40] {
+            let (halves, cut) = answers(overlap_rows, resident);
+            assert_eq!(halves, whole, "steps of {overlap_rows} rows and more in halves");
+            assert!(cut.len() > log.len(), "{} submissions in halves, {} whole", cut.len(), log.len());
+            // The second half's rows of a layer follow those of the first before anything of the next layer.
+            let rows = |log: &[(u16, usize)]| log.iter().take_while(|sent| sent.0 == log[0].0).map(|sent| sent.1).sum::<usize>();
+            assert_eq!(rows(&cut), rows(&log));
+        }
     }
 }
 

@@ -59,7 +59,7 @@ fn tokens(n: usize) -> Vec<u32> {
 }
 
 fn limits(tokens: usize) -> RunnerLimits {
-    RunnerLimits { max_rows: CHUNK, max_batch: 2, max_seq_len: tokens, kv_tokens: tokens.next_multiple_of(64) + 128 }
+    RunnerLimits { max_rows: CHUNK, max_batch: 2, max_seq_len: tokens, kv_tokens: tokens.next_multiple_of(64) + 128, overlap_rows: 0 }
 }
 
 /// One MLA layer as the oracle knows it.

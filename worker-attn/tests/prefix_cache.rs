@@ -26,7 +26,7 @@ static TINY_B: LazyLock<Arc<Model<B>>> = LazyLock::new(|| common::model(cpu(), &
 static PROMPT: LazyLock<Vec<u32>> = LazyLock::new(|| Gold::open("tiny-b.safetensors").ids("p200.input_ids"));
 
 fn limits() -> RunnerLimits {
-    RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 2048 }
+    RunnerLimits { max_rows: 64, max_batch: 4, max_seq_len: 300, kv_tokens: 2048, overlap_rows: 0 }
 }
 
 /// Remembers whatever it may.

@@ -396,13 +396,13 @@ fn indexer(t: &Bench) -> Outcome {
 fn mhc(t: &Bench) -> Outcome {
     let p = MhcParams { streams: 4, hidden: D, rms_eps: 1e-5, hc_eps: 1e-6, iters: 20 };
     let site = |i| -> Result<MhcWeights<CudaBackend>, Box<dyn Error>> {
-        Ok(MhcWeights { fn_: t.b.weight(&[t.matrix("f32", 24, 4 * D, i)?])?, base: t.buf(24)?, scale: t.buf(3)?, norm: t.buf(D)? })
+        Ok(MhcWeights { fn_: t.b.weight(&[t.matrix("bf16", 24, 4 * D, i)?])?, base: t.buf(24)?, scale: t.buf(3)?, norm: t.buf(D)? })
     };
     let sites = (0..48).map(site).collect::<Result<Vec<_>, _>>()?;
     for m in ROWS.into_iter().chain([512, 4096]) {
         let (mut streams, y, mut x) = (t.buf(m * 4 * D)?, t.buf(m * D)?, t.buf(m * D)?);
         let mut gates = MhcGates::<CudaBackend> { post: t.buf(m * 4)?, comb: t.buf(m * 16)? };
-        let bytes = 24 * 4 * D * 4 + m * 10 * D * 4;
+        let bytes = 24 * 4 * D * 2 + m * 10 * D * 4;
         t.entry(&format!("mHC boundary, {m} rows"), 48, bytes, |i| {
             t.b.mhc_boundary(m, &y, &mut gates, &sites[i % 48], &p, &mut streams, &mut x);
         })?;
@@ -412,9 +412,9 @@ fn mhc(t: &Bench) -> Outcome {
 
 fn router_and_sampler(t: &Bench) -> Outcome {
     let p = RouterParams { experts: 288, topk: 8, groups: 1, topk_group: 1, norm_topk: true, scale: 2.5 };
-    let (w, bytes) = t.weights("f32", 288, D)?;
+    let (w, bytes) = t.weights("bf16", 288, D)?;
     let bias = t.buf(288)?;
-    for m in ROWS {
+    for m in ROWS.into_iter().chain([64, 512, 4096]) {
         let (x, mut ids, mut weights) = (t.buf(m * D)?, t.b.alloc("ids", Elem::I32, m * 8)?, t.buf(m * 8)?);
         t.entry(&format!("router, {m} rows"), 48, bytes, |i| t.b.router(m, &x, &w[i % w.len()], &bias, &p, &mut ids, &mut weights))?;
     }

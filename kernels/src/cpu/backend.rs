@@ -216,6 +216,10 @@ impl Backend for CpuBackend {
         Some(kda::grid(p))
     }
 
+    fn cut(&self, p: &KdaParams, _rows: usize, at: usize) -> usize {
+        at - at % kda::grid(p)
+    }
+
     fn state_reset(&self, state: &mut CpuState, id: u32) {
         self.op("state_reset", |_| {
             slot(state, id)?;

@@ -8,6 +8,7 @@ use super::{
     driver::{Grid, launch},
     lend::{CudaRegion, CudaWindow},
     memory::{Scratch, Use, bytes_of, bytes_of_mut},
+    mixers::kda_cut,
     ops::{Acts, MHC_FEW, four_streams},
 };
 use crate::{
@@ -206,6 +207,10 @@ impl Backend for CudaBackend {
 
     fn set_batch(&self, desc: &BatchDesc, batch: &mut CudaBatch) {
         self.op("set_batch", |_| batch.set(self, desc).inspect_err(|_| batch.desc = BatchDesc::default()));
+    }
+
+    fn cut(&self, _p: &KdaParams, rows: usize, at: usize) -> usize {
+        kda_cut(rows, at)
     }
 
     fn state_reset(&self, state: &mut CudaState, slot: u32) {

@@ -57,6 +57,13 @@ const KDA_RELEASE_TAPS: usize = 4;
 /// Rows that kda_chunk.cu takes at once, and how far their log decays may sum up for it.
 const KDA_CHUNK_ROWS: usize = 16;
 const KDA_RANGE: f32 = 80.0;
+
+/// Where a segment may be cut ([`crate::Backend::cut`]): between chunks, which are counted from its first row, and so that both parts have rows
+/// enough for the kernel that takes the whole.
+pub(super) fn kda_cut(rows: usize, at: usize) -> usize {
+    let at = at.min(rows.saturating_sub(KDA_CHUNK_ROWS));
+    at - at % KDA_CHUNK_ROWS
+}
 /// `PARTS` of kda_chunk.cu: floats of a chunk of a head.
 const KDA_PARTS: usize = 4 * 16 * 128 + 16 * 16 + 128;
 /// Chunks of all segments that are prepared at a time: bounds the scratch to 2.1 MiB each.

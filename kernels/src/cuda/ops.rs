@@ -82,6 +82,8 @@ impl Tiling {
 /// Matrices of up to so many outputs and from so many columns on share an output's columns among eight warps.
 const FEW_OUTPUTS: usize = 1024;
 const FEW_OUTPUTS_COLS: usize = 1024;
+/// Rows from which a block keeps some of them and lets the weights pass; the bits are the same.
+const FEW_OUTPUTS_ROWS: usize = 64;
 /// Rows from which a product is made by blocks of many outputs.
 const BIG_ROWS: usize = 128;
 /// Rows per expert from which the experts' products are.
@@ -130,6 +132,13 @@ impl CudaBackend {
             let (xs, wide, round) = (x.stride as i32, i32::from(x.wide()), i32::from(round));
             // Of the shape alone, like every order of summation: few outputs leave most of the chip idle, so eight warps share each.
             let few = tokens.tiles == 0 && part.rows <= FEW_OUTPUTS && part.cols >= FEW_OUTPUTS_COLS;
+            let many =
+                few && (FEW_OUTPUTS_ROWS..).contains(&(tokens.rows as usize)) && part.cols <= 4096 && part.kind as i32 <= Kind::Bf16 as i32;
+            if many {
+                let tiles = (tokens.rows as usize).div_ceil(8);
+                let grid = Grid::new([tiles, (2 * self.device.sms / tiles).clamp(1, part.rows.div_ceil(4)), 1], 256);
+                return launch!(self, part.kind.unit(), "linear_few_many", grid; m, x.at, xs, tokens.rows, wide, out, out_stride, round);
+            }
             let (outputs, name) = if few { (part.rows, "linear_few") } else { (part.rows.div_ceil(8), "linear_any") };
             let grid = Grid::new([outputs, blocks, 1], 256);
             return launch!(self, part.kind.unit(), name, grid; m, tokens, x.at, xs, wide, out, out_stride, round);
@@ -355,7 +364,7 @@ impl CudaBackend {
         };
         let partial = scratch.get(&self.device, Use::Mhc, 4 * rows * slices * (n * (n + 2) + 1))?;
         let (y, post, comb) = y.unwrap_or_default();
-        if four_streams(p) && (m.rows == 0 || m.kind == Kind::F32 as i32) {
+        if four_streams(p) && (m.rows == 0 || m.kind <= Kind::Bf16 as i32) {
             // Enough blocks to fill the chip; each keeps its part of fn for all its rows.
             let (name, threads, step) = if rows > MHC_FEW {
                 ("mhc_many4", 256, rows.div_ceil(MHC_AT_ONCE).min((2 * self.device.sms / slices).max(1)))

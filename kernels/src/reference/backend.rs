@@ -172,6 +172,10 @@ impl<T: Real> Backend for ReferenceBackend<T> {
         Some(1) // token by token
     }
 
+    fn cut(&self, _p: &KdaParams, _rows: usize, at: usize) -> usize {
+        at
+    }
+
     fn state_reset(&self, state: &mut State<T>, slot: u32) {
         self.op("state_reset", || state.reset(slot as usize));
     }

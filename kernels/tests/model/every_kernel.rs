@@ -97,7 +97,8 @@ impl Cases<'_> {
                 self.rows(&format!("{kind} product"), &rows::Linear::of(n, *rows, vec![flat.clone()]));
                 self.rows(&format!("{kind} MLP"), &rows::Mlp::of(n, *rows, own.clone()));
             }
-            self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 2, vec![long]));
+            self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 2, vec![long.clone()]));
+            self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 70, vec![long]));
             let many = if few { 5 } else { ROWS[3] };
             self.rows(&format!("{kind} experts"), &rows::Experts::of(n, 3, vec![own.clone(); 2], 3));
             self.rows(&format!("{kind} experts"), &rows::Experts::of(n, many, vec![own.clone(); 3], 3));

@@ -186,9 +186,15 @@ impl Gather {
             self.drop_groups(|old, _| *old == key);
         }
         if shared.is_some() {
-            // Given up, whoever asks for a later layer: computed now, it would write over rows that this one is answered in.
+            // Given up, whoever asks for a later layer in the same rows: computed now, it would write over rows that this one is answered in.
+            // Other rows may be those of another micro-batch, which is a layer behind.
             let passed = |old: &GroupKey| old.epoch == key.epoch && (old.step_id, old.layer) < (key.step_id, key.layer);
-            self.drop_groups(|old, group| group.owner == conn && group.shared.is_some() && passed(old));
+            let places = |shared: Option<SharedRows>, rows: usize| shared.map_or(0..0, |s| s.row..s.row + rows);
+            let new = places(shared, header.rows_total as usize);
+            self.drop_groups(|old, group| {
+                let place = places(group.shared, group.rows);
+                group.owner == conn && passed(old) && place.start < new.end && new.start < place.end
+            });
         }
         let (offset, rows) = ((header.row_offset - header.row_base) as usize, header.rows as usize);
         let RowShape { hidden, topk, .. } = self.limits.shape;

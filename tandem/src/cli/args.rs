@@ -153,6 +153,9 @@ pub struct AttnLimits {
     /// Largest chunk of one prompt in one step [default: --max-num-batched-tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
+    /// Rows from which a step runs as two micro-batches, so that the experts of one are computed beside the other's attention (0: never)
+    #[arg(long, value_name = "N", default_value_t = tandem_worker_attn::model::OVERLAP_ROWS as u32)]
+    pub overlap_rows: u32,
     /// Transport to the expert workers
     #[arg(long, value_enum, default_value = "auto")]
     pub link: Link,

@@ -131,6 +131,7 @@ pub fn limits(args: &AttnLimits, geometry: &Geometry) -> Result<RunnerLimits, Fa
         max_batch,
         max_seq_len: usize::try_from(args.longest(geometry)?).unwrap_or(usize::MAX),
         kv_tokens: usize::try_from(args.kv_tokens).unwrap_or(usize::MAX),
+        overlap_rows: args.overlap_rows as usize,
     })
 }
 

@@ -104,6 +104,7 @@ fn ask(dice: &mut Dice, sizes: &Sizes, list: &[Device]) -> Ask {
             max_batch: dice.size(10) as usize,
             max_seq_len: kv_tokens.min(dice.size(20) as usize),
             kv_tokens,
+            overlap_rows: dice.roll(5000),
         },
         precision: [Precision::Bf16, Precision::F32][dice.roll(2)],
         latents: [LatentType::F32, LatentType::Bf16, LatentType::Fp8][dice.roll(3)],
@@ -208,7 +209,7 @@ fn the_release_reads_the_bytes_that_were_computed_by_hand() {
     let dir = tempfile::tempdir().expect("writable");
     Release::LibertAi.write(dir.path(), &[]).expect("writable");
     let sizes = Sizes::of(&tandem_model::Checkpoint::open_headers(dir.path()).expect("a stub"));
-    let limits = RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 32_768, kv_tokens: 32_768 };
+    let limits = RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 32_768, kv_tokens: 32_768, overlap_rows: 4096 };
     let ask = Ask {
         kinds: vec![DeviceKind::Cuda, DeviceKind::Cpu],
         attn: 0,

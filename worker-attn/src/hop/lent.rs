@@ -35,9 +35,9 @@ impl<B: Backend> LentRows<B> {
         rows <= self.rows
     }
 
-    /// Puts the first `len` elements of a step's rows there.
-    pub(super) fn put(&self, b: &B, len: usize, x: &B::Buf) {
-        b.put(len, x, 0, &self.region, 0);
+    /// Puts the first `len` elements of rows there, from element `at` on.
+    pub(super) fn put(&self, b: &B, len: usize, x: &B::Buf, at: usize) {
+        b.put(len, x, 0, &self.region, at);
     }
 
     /// `out = window`, or with `add` `out += window`, over `len` elements from `at` on.

@@ -117,6 +117,10 @@ pub enum Failure {
 pub struct RoutedRows<'a, B: Backend> {
     /// Layer number.
     pub layer: usize,
+    /// Which of the step's micro-batches they are of.
+    pub micro: usize,
+    /// Row of the step that is the first of them.
+    pub first: usize,
     /// Rows R.
     pub rows: usize,
     /// Hidden size D.
@@ -161,18 +165,28 @@ pub enum HopError {
 
 /// Computes the routed experts of a step's rows somewhere.
 pub trait Hop<B: Backend>: Send {
+    /// Whether rows are away while something else may be computed: whether cutting a step in micro-batches is of use.
+    const OVERLAPS: bool;
     /// A step begins.
     fn begin_step(&mut self, step: HopStep);
-    /// Sends a layer's rows to every remote shard that owns one of a row's experts. Returns at once.
+    /// Sends a layer's rows to every remote shard that owns one of a row's experts. Returns at once. Of each micro-batch one layer is away at a time.
     ///
     /// # Errors
     /// The device, or nothing left to compute.
     fn submit(&mut self, b: &B, rows: &RoutedRows<'_, B>) -> Result<(), HopError>;
-    /// Waits for what [`Hop::submit`] sent and writes the sum of all partials to `out` (`[R, D]`). May take the buffers of `local`.
+    /// Waits for what [`Hop::submit`] sent of a micro-batch and writes the sum of all partials to `out` (`[R, D]`). May take the buffers of `local`.
     ///
     /// # Errors
     /// The device, or nothing left to compute.
-    fn collect(&mut self, b: &B, rows: usize, hidden: usize, local: LocalPartials<'_, B>, out: &mut B::Buf) -> Result<(), HopError>;
+    fn collect(
+        &mut self,
+        b: &B,
+        micro: usize,
+        rows: usize,
+        hidden: usize,
+        local: LocalPartials<'_, B>,
+        out: &mut B::Buf,
+    ) -> Result<(), HopError>;
     /// Segments that failed since [`Hop::begin_step`], each once; [`HopStep::notify`] has heard of them.
     fn failures(&mut self) -> Vec<(usize, Failure)>;
     /// The time between steps: dial, notice what died.
@@ -205,6 +219,8 @@ pub struct LocalOnly {
 }
 
 impl<B: Backend> Hop<B> for LocalOnly {
+    const OVERLAPS: bool = false;
+
     fn begin_step(&mut self, _step: HopStep) {}
 
     fn submit(&mut self, _b: &B, rows: &RoutedRows<'_, B>) -> Result<(), HopError> {
@@ -212,7 +228,15 @@ impl<B: Backend> Hop<B> for LocalOnly {
         Ok(())
     }
 
-    fn collect(&mut self, b: &B, rows: usize, hidden: usize, local: LocalPartials<'_, B>, out: &mut B::Buf) -> Result<(), HopError> {
+    fn collect(
+        &mut self,
+        b: &B,
+        _micro: usize,
+        rows: usize,
+        hidden: usize,
+        local: LocalPartials<'_, B>,
+        out: &mut B::Buf,
+    ) -> Result<(), HopError> {
         if local.shards.is_empty() {
             return Err(HopError::Uncovered { layer: self.layer });
         }

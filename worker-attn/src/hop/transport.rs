@@ -2,7 +2,10 @@
 //!
 //! Neighbours: `host.rs` uses it; `tandem_proto::hop::HostHop` is the one that crosses processes, tests have their own.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use tandem_proto::{
     control::v1::LinkInUse,
@@ -35,7 +38,7 @@ pub trait Transport: Send {
     fn sees_lent(&self, _shard: u32) -> bool {
         false
     }
-    /// As [`Transport::submit`], of the first `rows` rows of lent memory, which stay as they are until the ticket is collected.
+    /// As [`Transport::submit`], of rows `rows` of lent memory, which stay as they are until the ticket is collected.
     ///
     /// # Errors
     /// Shapes that do not fit; no memory is lent.
@@ -43,12 +46,12 @@ pub trait Transport: Send {
         &mut self,
         _layer: u16,
         _shard: u32,
-        rows: usize,
+        rows: Range<usize>,
         _ids: &[i32],
         _weights: &[f32],
         _deadline: Instant,
     ) -> Result<Self::Ticket, LinkError> {
-        Err(LinkError::Shape { what: "lent memory", needed: rows, got: 0 })
+        Err(LinkError::Shape { what: "lent memory", needed: rows.end, got: 0 })
     }
     /// Waits for the partial, rows × hidden; of lent rows it may stay where it was computed.
     ///
@@ -86,12 +89,12 @@ impl Transport for HostHop {
         &mut self,
         layer: u16,
         shard: u32,
-        rows: usize,
+        rows: Range<usize>,
         ids: &[i32],
         weights: &[f32],
         deadline: Instant,
     ) -> Result<Ticket, LinkError> {
-        Self::submit_lent(self, layer, shard, 0..rows, ids, weights, deadline)
+        Self::submit_lent(self, layer, shard, rows, ids, weights, deadline)
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Arrived, LinkError> {

@@ -24,20 +24,24 @@ use tandem_kernels::Backend;
 
 use crate::{buffers::Buffers, dims::Dims};
 
-/// What every layer of a step works on.
+/// What every layer works on: a micro-batch of a step.
 pub struct Cx<'a, B: Backend> {
     /// The device.
     pub b: &'a B,
     /// Sizes.
     pub d: &'a Dims,
-    /// The step on the device.
+    /// Its rows, described on the device.
     pub batch: &'a B::Batch,
     /// Sequence state.
     pub state: &'a mut B::State,
     /// Scratch.
     pub buf: &'a mut Buffers<B>,
-    /// Rows of the step.
+    /// Which of the step's micro-batches this is.
+    pub micro: usize,
+    /// Its first row in the step.
+    pub first: usize,
+    /// Its rows.
     pub rows: usize,
-    /// Largest number of tokens any row of the step sees.
+    /// Largest number of tokens any of its rows sees.
     pub context: usize,
 }

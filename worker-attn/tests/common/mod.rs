@@ -114,7 +114,7 @@ pub fn reference() -> ReferenceBackend<f32> {
 }
 
 pub fn limits() -> RunnerLimits {
-    RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 512, kv_tokens: 2048 }
+    RunnerLimits { max_rows: 256, max_batch: 8, max_seq_len: 512, kv_tokens: 2048, overlap_rows: 0 }
 }
 
 pub fn model<B: Backend>(backend: B, checkpoint: &Checkpoint) -> Arc<Model<B>> {

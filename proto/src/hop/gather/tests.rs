@@ -140,13 +140,17 @@ fn what_was_given_up_is_not_written_into_rows_of_a_later_layer() {
     assert_eq!(accept(&mut gather, 2, &at(1, 5, &(Header { epoch: 8, ..bulk.0 }, bulk.1.clone()))), Ok(Accepted::Ready));
     // A later step overtakes; then a later layer of it. The other link's rows are its own business.
     assert_eq!(accept(&mut gather, 1, &at(2, 3, &small)), Ok(Accepted::Ready));
+    // Rows behind them, of the step's other micro-batch, are a layer behind: they stay.
+    let other = shared_piece(2, 3);
+    let other = (Header { row_base: 2, row_offset: 2, ..other.0 }, other.1);
+    assert_eq!(accept(&mut gather, 1, &at(2, 3, &other)), Ok(Accepted::Ready));
     assert_eq!(accept(&mut gather, 1, &at(2, 4, &small)), Ok(Accepted::Ready));
     let mut left: Vec<(u64, u64, u16)> = std::iter::from_fn(|| gather.take_batch())
         .flat_map(|batch| batch.groups)
         .map(|group| (group.key.epoch, group.key.step_id, group.key.layer))
         .collect();
     left.sort_unstable();
-    assert_eq!(left, [(7, 2, 4), (8, 1, 5)]);
+    assert_eq!(left, [(7, 2, 3), (7, 2, 4), (8, 1, 5)]);
 }
 
 #[test]
