@@ -215,11 +215,8 @@ fn release_widths() {
         let mla = MlaParams { heads: 40, qk_dim: 64, v_dim: 64, latent: 512 };
         say("attend in any cut", mla::Attend::sized(3, mla, 333).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[500, 70]), 3)));
         // Heads as wide as the release's, and more of them than one product has rows.
-        let mla = MlaParams { heads: 72, qk_dim: 256, v_dim: 64, latent: 512 };
-        say(
-            "attend of wide heads in any cut",
-            mla::Attend::sized(4, mla, 90).and_then(|c| sequences::judge_cuts(b, &c, &plan(&[70, 18]), 4)),
-        );
+        let kv_b = selftest::matrix(&mut Noise::new(4), "bf16", 72 * (256 + 64), 512).unwrap();
+        say("attend of wide heads in any cut", sequences::judge_cuts(b, &mla::Attend::of(4, kv_b, 72, 256), &plan(&[70, 18]), 4));
         let indexer = IndexerParams { heads: 32, dim: 128, kpool: 4, topk: 64, always_tail: true };
         say("select", sequences::judge(b, &mla::Select::sized(3, indexer), &plan(&[300, 67]), 3));
     }
