@@ -163,5 +163,5 @@ fn memory_that_does_not_suffice_is_told_in_numbers() {
 fn a_device_that_computes_wrongly_does_not_serve() {
     let log = up(BOTH, &[], &[]);
     assert!(log.contains("self-test failed on cuda:0"), "{log}");
-    says(&log, &["this device computes wrongly; it must not serve"]);
+    says(&log, &["attn: cuda:0 computes wrongly: it must not serve"]);
 }

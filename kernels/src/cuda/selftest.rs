@@ -82,7 +82,7 @@ impl CudaBackend {
         // Where memory runs out from here on, what follows may fail for that alone.
         drop(self.device.out_of_memory());
         let differs = |reason: String| {
-            let wrong = || self.failed("self-test", format!("{reason}\nthis device computes wrongly; it must not serve"));
+            let wrong = || self.failed("self-test", format!("{reason}\n{} computes wrongly: it must not serve", self.device.name()));
             self.device.out_of_memory().unwrap_or_else(wrong)
         };
         for seeds in SEEDS {
