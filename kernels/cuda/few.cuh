@@ -22,13 +22,6 @@ DEVICE float joined(const float* sums, int size, int at) {
     return v;
 }
 
-// How weights come: few rows leave registers for four steps at a time. BF16 has steps of twice the bytes. (cuda/few.rs, `rings`.)
-template <int NT>
-struct FewStream {
-    static const bool LONG = WEIGHT == T_BF16;
-    typedef Stream<WEIGHT, NT == 1 && !LONG ? 4 : 2, NT == 1 || LONG ? 2 : 3> Of;
-};
-
 // A block's products: `items` groups of 16 outputs, every so many blocks'th of them its own, with one tile of activations. Each warp takes its share of K;
 // the weights of its next steps are always on their way, also those of the next item's. `row(item, i)`: the matrix row of output i (stream.cuh);
 // `finish(item, tile, sums, late)`: takes what the warps have summed and the factors of the rows.
@@ -39,7 +32,7 @@ template <int NT, class R, class F>
 DEVICE void each_item(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int items, R row, F finish) {
     const int SIDES = NT < 8 ? 2 : 1; // of what items share: with two, one may be read while the other is filled
     typedef Format<WEIGHT> W;
-    typedef typename FewStream<NT>::Of Next;
+    typedef typename StreamFor<WEIGHT, NT>::Of Next;
     extern SHARED ALIGNED u8 room[];
     SHARED float late[SIDES][16];
     int warps = threads() >> 5, warp = tid() >> 5, size = warps * NT * 128;

@@ -8,9 +8,6 @@
 
 #if TANDEM_MMA && WEIGHT >= 2
 
-#define SOME_CHUNK 2
-#define SOME_SLOTS 3
-
 // The share's activations in shared memory, as lanes read them: `[tile of 8 rows][step][piece of 16 bytes of every lane]`, of codes
 // `[step][16 columns][row][lane]`.
 struct HeldX {
@@ -32,7 +29,7 @@ DEVICE int place_held(int piece, int g) {
 template <int NT, class R>
 DEVICE void some_products(const Matrix& m, int all, const u8* x, int x_stride, int from, int end_item, R row, float4* sums) {
     typedef Format<WEIGHT> W;
-    typedef Stream<WEIGHT, SOME_CHUNK, SOME_SLOTS> Next;
+    typedef typename StreamFor<WEIGHT, NT>::Of Next;
     const int STEP_BYTES = W::STEP * 16; // of a tile's activations
     extern SHARED ALIGNED u8 room[];
     begin_next();

@@ -160,4 +160,12 @@ struct Stream {
     DEVICE_MEMBER void pass() { from = from == (SLOTS - 1) * SLOT ? 0 : from + SLOT; }
 };
 
+// How weights of type T come beside NT tiles of 8 rows: few rows leave registers for four steps at a time. BF16 has steps of twice the bytes and little to do for
+// each, so that they come one by one, more of them ahead. (cuda/few.rs, `rings`.)
+template <int T, int NT>
+struct StreamFor {
+    static const bool LONG = T == T_BF16;
+    typedef Stream<T, LONG ? 1 : NT == 1 ? 4 : 2, LONG ? 4 : NT == 1 ? 2 : 3> Of;
+};
+
 #endif

@@ -30,8 +30,6 @@ pub(super) enum To {
 
 /// Warps of a product with few rows that a multiprocessor holds at a time.
 const SM_WARPS: usize = 16;
-/// Steps of a warp's ring for some rows (some.cuh).
-const RING_SOME: usize = 2 * 3;
 /// Warps of a block of some rows.
 const SOME_WARPS: usize = 8;
 /// Bytes of the shares' sums that are left at a time, for the next kernel to add.
@@ -54,9 +52,9 @@ fn step_bytes(kind: Kind) -> usize {
     }
 }
 
-/// Steps of a warp's ring for few rows (few.cuh, `FewStream`): for tiles of 8 rows, and for larger ones.
+/// Steps of a warp's ring (stream.cuh, `StreamFor`): beside 8 rows, and beside more.
 fn rings(kind: Kind) -> (usize, usize) {
-    if kind == Kind::Bf16 { (2 * 2, 2 * 2) } else { (4 * 2, 2 * 3) }
+    if kind == Kind::Bf16 { (4, 4) } else { (4 * 2, 2 * 3) }
 }
 
 /// How a product of some rows is cut.
@@ -121,7 +119,7 @@ impl CudaBackend {
         let held = part.cols.div_ceil(step).div_ceil(shares) * step * 16; // activations of a tile
         let most = self.device.shared.min(SOME_SHARED);
         let cut = |tiles: usize| {
-            let needed = tiles * held + SOME_WARPS * RING_SOME * step_bytes(part.kind);
+            let needed = tiles * held + SOME_WARPS * rings(part.kind).1 * step_bytes(part.kind);
             let blocks = if tiles < 8 && 2 * (needed + BLOCK_SHARED) <= self.device.shared + BLOCK_SHARED { 2 } else { 1 };
             let times = rows.div_ceil(8 * tiles);
             let at_a_time = (self.device.sms * blocks / (shares * times)).max(1);
