@@ -55,9 +55,15 @@ macro_rules! checks {
     };
 }
 
+/// Cases of each op; `TANDEM_TEST_SEEDS`: fewer, where a device is slow.
+fn seeds() -> std::ops::Range<u64> {
+    let wanted = std::env::var("TANDEM_TEST_SEEDS").ok();
+    wanted.map_or(conformance::SEEDS, |n| 0..n.parse().expect("TANDEM_TEST_SEEDS is a number"))
+}
+
 fn check(precision: Precision, name: &'static str) {
     if let Some(b) = device(precision)
-        && let Err(failure) = conformance::run(b, name, conformance::SEEDS)
+        && let Err(failure) = conformance::run(b, name, seeds())
     {
         panic!("{failure}");
     }

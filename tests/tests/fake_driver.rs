@@ -1,5 +1,5 @@
 //! What a start on a GPU says where something is missing or unfit, told by real processes over a CUDA driver that is none
-//! (`fixtures/fake-driver`): it answers as the environment says, so that this needs no GPU and breaks nothing where there is one.
+//! (`kernels/emulator`): it answers as the environment says, so that this needs no GPU and breaks nothing where there is one.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use std::{
@@ -23,7 +23,7 @@ impl Fakes {
         static FAKES: OnceLock<Fakes> = OnceLock::new();
         FAKES.get_or_init(|| {
             let fakes = Self { dir: tempfile::tempdir().unwrap() };
-            fakes.compile("cuda", "libcuda.so", "libcuda.so.1");
+            fakes.compile("driver", "libcuda.so", "libcuda.so.1");
             fakes.compile("nvrtc", "libnvrtc.so", "libnvrtc.so.13");
             std::fs::create_dir(fakes.path("empty")).unwrap();
             fakes
@@ -35,7 +35,7 @@ impl Fakes {
     }
 
     fn compile(&self, name: &str, plain: &str, numbered: &str) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/fake-driver/{name}.c"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../kernels/emulator/{name}.c"));
         let folder = self.path(name);
         std::fs::create_dir(&folder).unwrap();
         let mut cc = Command::new("cc");
@@ -82,7 +82,7 @@ fn up(libraries: &[&str], settings: &[(&str, &str)], args: &[&str]) -> String {
     fails(Fakes::get().start(launch, libraries, settings))
 }
 
-const BOTH: &[&str] = &["cuda", "nvrtc"];
+const BOTH: &[&str] = &["driver", "nvrtc"];
 
 #[test]
 fn a_driver_that_is_too_old_is_told_from_the_one_that_is_needed() {
@@ -132,7 +132,7 @@ fn without_a_compiler_the_package_is_named() {
         eprintln!("SKIPPED: this machine has an NVRTC of its own, which a start would find (scripts/gpu-bench errors hides it)");
         return;
     }
-    let log = up(&["cuda"], &[], &[]);
+    let log = up(&["driver"], &[], &[]);
     says(&log, &["cuda:0", "no compiled kernels for sm_90a", "libnvrtc.so.13 cannot be opened", "cuda-nvrtc-13-0", "nvidia-cuda-nvrtc"]);
 }
 

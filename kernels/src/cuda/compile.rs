@@ -79,8 +79,10 @@ const FLAGS: [&str; 2] = ["--std=c++17", "--fmad=true"];
 pub struct Unit {
     /// Name, also in file names.
     pub name: &'static str,
-    file: &'static str,
-    define: Option<&'static str>,
+    /// Its source, a file of `kernels/cuda`.
+    pub file: &'static str,
+    /// What is defined for it, as the compiler takes it.
+    pub define: Option<&'static str>,
 }
 
 macro_rules! units {
@@ -225,7 +227,7 @@ impl Compiler {
     /// # Errors
     /// See [`CompileError`]. A cache that cannot be written is only logged.
     pub fn code(&self, unit: Unit) -> Result<Vec<u8>, CompileError> {
-        let file = format!("{}-{}-{}.cubin", unit.name, hash(unit), self.arch);
+        let file = file_name(unit, &self.arch);
         let folders = [&self.places.pack, &self.places.cache];
         for folder in folders.into_iter().flatten() {
             match fs::read(folder.join(&file)) {
@@ -248,6 +250,11 @@ impl Compiler {
         }
         Ok(code)
     }
+}
+
+/// What a unit's code for an architecture is called in a pack or cache.
+pub fn file_name(unit: Unit, arch: &str) -> String {
+    format!("{}-{}-{arch}.cubin", unit.name, hash(unit))
 }
 
 /// Writes a file as a whole or not at all: other processes may look for it at this moment.

@@ -1,0 +1,381 @@
+// A GPU that is none: what a unit of kernels needs to run on a CPU, put in front of its source (kernels/examples/emulated_pack.rs compiles it so). Every
+// thread of a block is a fiber; a fiber that comes to a barrier, a shuffle or a matrix product waits there until the others have come. Blocks are shared
+// by the CPU's cores. Slow, and exact enough for the conformance suite: what a step adds up and in which order is the kernels' own, only the sum inside of
+// one matrix instruction is made in f64 here.
+//
+// PTX is not interpreted: `asm("mma.sync...." : outputs : inputs)` has become `ptx::mma_sync...(outputs, inputs)`. Neighbours: driver.c calls `emu_launch`.
+#pragma once
+#ifndef __x86_64__
+#error "fibers switch by x86-64 code"
+#endif
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <sys/mman.h>
+
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ thread_local // a block runs on one thread of the CPU
+#define __CUDA_ARCH__ 800
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+
+// Dynamic shared memory, as much as the largest chip has. (TLS descriptors must not be chosen: the C library's may spoil vector registers.)
+alignas(1024) thread_local float shared[227 * 256];
+
+namespace emu {
+
+struct Dim { unsigned x, y, z; };
+enum class Wait { None, Warp, Block, Named, Ended };
+const int WARP = 32, MOST = 1024, STACK = 256 << 10;
+
+// What a thread brings to an operation of its warp.
+struct Operands { uint64_t v[8]; };
+
+struct Fiber {
+    void* sp;
+    Wait wait;
+};
+
+struct Block {
+    Fiber fibers[MOST];
+    Operands brought[MOST], seen[MOST];
+    char* stacks;
+    void* home;
+    int current, count, arrived;
+    void (*entry)(void**);
+    void** args;
+    Dim index, grid, threads;
+};
+
+inline thread_local Block* block;
+
+// Saves what a call must keep, and goes on where `to` was left.
+__attribute__((naked, noinline)) static void switch_to(void**, void*) {
+    __asm__("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+            "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+}
+
+static void wait(Wait what) {
+    Fiber& f = block->fibers[block->current];
+    f.wait = what;
+    switch_to(&f.sp, block->home);
+}
+
+static void live() {
+    block->entry(block->args);
+    for (;;) wait(Wait::Ended);
+}
+
+static void begin(int i) {
+    Fiber& f = block->fibers[i];
+    void** top = (void**)(block->stacks + (size_t)(i + 1) * STACK);
+    top -= 2;               // a call's frame begins 8 bytes off a multiple of 16
+    *top = (void*)live;
+    for (int k = 0; k < 6; k++) *--top = nullptr;
+    f = {top, Wait::None};
+}
+
+[[noreturn]] static void stuck() {
+    int at[5] = {};
+    for (int i = 0; i < block->count; i++) at[(int)block->fibers[i].wait]++;
+    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d ended\n",
+            block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4]);
+    abort();
+}
+
+// Runs the fibers of a warp until none can go on.
+static bool run_warp(int first, int end) {
+    bool moved = false;
+    for (;;) {
+        int at_warp = 0, alive = 0;
+        for (int i = first; i < end; i++) {
+            Fiber& f = block->fibers[i];
+            if (f.wait == Wait::None) {
+                block->current = i;
+                switch_to(&block->home, f.sp);
+                moved = true;
+            }
+            if (f.wait == Wait::Ended) memset(&block->brought[i], 0, sizeof(Operands));
+            alive += f.wait != Wait::Ended;
+            at_warp += f.wait == Wait::Warp;
+        }
+        if (at_warp == 0 || at_warp < alive) return moved;
+        memcpy(&block->seen[first], &block->brought[first], sizeof(Operands) * (end - first));
+        for (int i = first; i < end; i++)
+            if (block->fibers[i].wait == Wait::Warp) block->fibers[i].wait = Wait::None;
+    }
+}
+
+static void release(Wait what) {
+    for (int i = 0; i < block->count; i++)
+        if (block->fibers[i].wait == what) block->fibers[i].wait = Wait::None;
+}
+
+static void run_block() {
+    for (int i = 0; i < block->count; i++) begin(i);
+    block->arrived = 0;
+    for (;;) {
+        bool moved = false;
+        for (int first = 0; first < block->count; first += WARP) moved |= run_warp(first, std::min(first + WARP, block->count));
+        int alive = 0, at_block = 0;
+        for (int i = 0; i < block->count; i++) {
+            alive += block->fibers[i].wait != Wait::Ended;
+            at_block += block->fibers[i].wait == Wait::Block;
+        }
+        if (alive == 0) return;
+        if (at_block == alive) release(Wait::Block);
+        else if (!moved) stuck();
+    }
+}
+
+// A launch, whose blocks the CPU's threads take one after another.
+struct Launch {
+    void (*entry)(void**);
+    void** args;
+    Dim grid, threads;
+    std::atomic<uint64_t> next{0};
+    uint64_t blocks = 0;
+};
+
+static void work(Launch* launch) {
+    if (!block) {
+        block = (Block*)calloc(1, sizeof(Block));
+        block->stacks = (char*)mmap(nullptr, (size_t)MOST * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (block->stacks == MAP_FAILED) abort();
+    }
+    Dim g = launch->grid, t = launch->threads;
+    block->entry = launch->entry;
+    block->args = launch->args;
+    block->grid = g;
+    block->threads = t;
+    block->count = (int)t.x;
+    for (uint64_t i; (i = launch->next.fetch_add(1)) < launch->blocks;) {
+        block->index = {(unsigned)(i % g.x), (unsigned)(i / g.x % g.y), (unsigned)(i / g.x / g.y)};
+        run_block();
+    }
+}
+
+// Threads that live as long as the process and help with launches.
+struct Helpers {
+    std::mutex lock;
+    std::condition_variable come, gone;
+    Launch* launch = nullptr;
+    unsigned round = 0, busy = 0, count;
+    Helpers() : count(std::max(1u, std::thread::hardware_concurrency()) - 1) {
+        for (unsigned i = 0; i < count; i++) std::thread([this] { serve(); }).detach();
+    }
+    void serve() {
+        unsigned seen = 0;
+        for (;;) {
+            Launch* mine;
+            {
+                std::unique_lock<std::mutex> held(lock);
+                come.wait(held, [&] { return round != seen; });
+                seen = round;
+                mine = launch;
+            }
+            work(mine);
+            std::lock_guard<std::mutex> held(lock);
+            if (--busy == 0) gone.notify_all();
+        }
+    }
+    void run(Launch* l) {
+        if (l->blocks > 1 && count > 0) {
+            {
+                std::lock_guard<std::mutex> held(lock);
+                launch = l;
+                busy = count;
+                round++;
+            }
+            come.notify_all();
+            work(l);
+            std::unique_lock<std::mutex> held(lock);
+            gone.wait(held, [&] { return busy == 0; });
+        } else {
+            work(l);
+        }
+    }
+};
+
+template <class... A, size_t... I>
+void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) { kernel(*(std::remove_reference_t<A>*)args[I]...); }
+template <class... A>
+void call(void (*kernel)(A...), void** args) { call(kernel, args, std::index_sequence_for<A...>()); }
+
+static int lane() { return block->current & (WARP - 1); }
+// Brings operands to the warp and returns those of all its threads.
+static const Operands* together(std::initializer_list<uint64_t> operands) {
+    int k = 0;
+    for (uint64_t v : operands) block->brought[block->current].v[k++] = v;
+    wait(Wait::Warp);
+    return &block->seen[block->current & ~(WARP - 1)];
+}
+
+struct Thread { unsigned x; };
+static Thread thread() { return {(unsigned)block->current}; }
+
+} // namespace emu
+
+#define threadIdx emu::thread()
+#define blockIdx (emu::block->index)
+#define blockDim (emu::block->threads)
+#define gridDim (emu::block->grid)
+#define EMU_ENTRY(NAME) extern "C" void emu_entry_##NAME(void** args) { emu::call(&NAME, args); }
+
+// Runs a kernel's entry over a grid and returns when it is done.
+extern "C" void emu_launch(void (*entry)(void**), void** args, const unsigned* grid, const unsigned* threads) {
+    static std::mutex one;
+    static emu::Helpers* helpers = new emu::Helpers;
+    std::lock_guard<std::mutex> held(one);
+    emu::Launch launch;
+    launch.entry = entry;
+    launch.args = args;
+    launch.grid = {grid[0], grid[1], grid[2]};
+    launch.threads = {threads[0], threads[1], threads[2]};
+    launch.blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+    helpers->run(&launch);
+}
+
+static unsigned __float_as_uint(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
+static float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
+static void __syncthreads() { emu::wait(emu::Wait::Block); }
+static void __syncwarp() { emu::together({}); }
+static unsigned __shfl_sync(unsigned, unsigned v, int from) { return (unsigned)emu::together({v})[from & 31].v[0]; }
+static float __shfl_sync(unsigned, float v, int from) { return __uint_as_float((unsigned)emu::together({__float_as_uint(v)})[from & 31].v[0]); }
+static unsigned __ballot_sync(unsigned, bool v) {
+    auto all = emu::together({v});
+    unsigned votes = 0;
+    for (int i = 0; i < 32; i++) votes |= (unsigned)all[i].v[0] << i;
+    return votes;
+}
+static unsigned __reduce_max_sync(unsigned, unsigned v) {
+    auto all = emu::together({v});
+    uint64_t most = 0;
+    for (int i = 0; i < 32; i++) most = std::max(most, all[i].v[0]);
+    return (unsigned)most;
+}
+static int atomicAdd(int* where, int by) { return __atomic_fetch_add(where, by, __ATOMIC_RELAXED); }
+static int __popc(unsigned v) { return __builtin_popcount(v); }
+static int __ffs(int v) { return __builtin_ffs(v); }
+static float __fdividef(float a, float b) { return a / b; }
+static unsigned __byte_perm(unsigned a, unsigned b, unsigned how) {
+    uint64_t both = (uint64_t)b << 32 | a;
+    unsigned to = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned select = how >> (4 * i) & 15, byte = (unsigned)(both >> (8 * (select & 7))) & 255;
+        to |= (select & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * i);
+    }
+    return to;
+}
+// Shared memory in 32 bits: how far it lies from one place in it.
+static unsigned __cvta_generic_to_shared(const void* p) { return (unsigned)(int64_t)((const char*)p - (const char*)shared); }
+
+namespace ptx {
+
+static char* at(unsigned place) { return (char*)shared + (int)place; }
+static float from_bf16(uint64_t bits) { return __uint_as_float((unsigned)(bits & 0xffff) << 16); }
+// To nearest, ties to even, of a number that f32 need not hold.
+static unsigned to_bf16(double d) {
+    float f = (float)d;
+    unsigned bits = __float_as_uint(f);
+    if (f != f) return bits >> 16 | 0x40;
+    if ((double)f != d) {
+        if (std::fabs((double)f) > std::fabs(d)) bits--;
+        bits |= 1;
+    }
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2,
+                                                                unsigned a3, unsigned b0, unsigned b1) {
+    auto all = emu::together({a0, a1, a2, a3, b0, b1});
+    int lane = emu::lane(), row = lane >> 2, col = (lane & 3) * 2;
+    float* c[4] = {&c0, &c1, &c2, &c3};
+    for (int i = 0; i < 4; i++) {
+        double sum = *c[i];
+        for (int k = 0; k < 16; k++) {
+            uint64_t a = all[row * 4 + (k & 7) / 2].v[(i >> 1) + 2 * (k >> 3)], b = all[(col + (i & 1)) * 4 + (k & 7) / 2].v[4 + (k >> 3)];
+            sum += (double)from_bf16(a >> (16 * (k & 1))) * from_bf16(b >> (16 * (k & 1)));
+        }
+        *c[i] = (float)sum;
+    }
+}
+
+static void load_matrices(bool across, unsigned** out, unsigned place) {
+    auto all = emu::together({(uint64_t)(uintptr_t)at(place)});
+    int lane = emu::lane(), row = lane >> 2, col = (lane & 3) * 2;
+    for (int m = 0; m < 4; m++) {
+        uint16_t two[2];
+        for (int i = 0; i < 2; i++) {
+            int r = across ? col + i : row, c = across ? row : col + i;
+            two[i] = ((const uint16_t*)(uintptr_t)all[m * 8 + r].v[0])[c];
+        }
+        *out[m] = (unsigned)two[1] << 16 | two[0];
+    }
+    emu::together({}); // nobody writes there before all have read
+}
+static void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned place) {
+    unsigned* out[4] = {&a, &b, &c, &d};
+    load_matrices(false, out, place);
+}
+static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned place) {
+    unsigned* out[4] = {&a, &b, &c, &d};
+    load_matrices(true, out, place);
+}
+
+// Copies to shared memory are there at once.
+static void cp_async_cg_shared_global(unsigned to, const void* from, int bytes) {
+    memset(at(to), 0, 16);
+    memcpy(at(to), from, bytes);
+}
+static void cp_async_commit_group() {}
+static void cp_async_wait_group(int = 0) {}
+
+// The named barrier: the last that comes lets the others go on at once, and the next round begins.
+static bool last_to_come(int threads) {
+    if (++emu::block->arrived < threads) return false;
+    emu::block->arrived = 0;
+    emu::release(emu::Wait::Named);
+    return true;
+}
+static void bar_arrive(int threads) { last_to_come(threads); }
+static void bar_sync(int threads) {
+    if (!last_to_come(threads)) emu::wait(emu::Wait::Named);
+}
+
+static void cvt_rn_bf16x2_f32(unsigned& d, float high, float low) { d = to_bf16(high) << 16 | to_bf16(low); }
+static void cvt_f32_f16(float& f, unsigned short v) { _Float16 h; memcpy(&h, &v, 2); f = (float)h; }
+static void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
+static void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
+    unsigned to = 0;
+    for (int s = 0; s < 32; s += 16) to |= to_bf16((double)from_bf16(a >> s) * from_bf16(b >> s) + from_bf16(c >> s)) << s;
+    d = to;
+}
+template <class T> static void load(T& v, const void* p) { memcpy(&v, p, sizeof v); }
+static void ld_global_nc_u32(unsigned& v, const void* p) { load(v, p); }
+static void ld_global_nc_u16(unsigned short& v, const void* p) { load(v, p); }
+static void ld_global_nc_u8(unsigned& v, const void* p) { v = *(const uint8_t*)p; }
+static void ld_global_nc_v2_u32(unsigned& a, unsigned& b, const void* p) { load(a, p); load(b, (const char*)p + 4); }
+static void ld_global_nc_L1__no_allocate_v2_u32(unsigned& a, unsigned& b, const void* p) { ld_global_nc_v2_u32(a, b, p); }
+static void ld_global_nc_L1__no_allocate_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* p) {
+    ld_global_nc_v2_u32(a, b, p);
+    ld_global_nc_v2_u32(c, d, (const char*)p + 8);
+}
+
+} // namespace ptx
