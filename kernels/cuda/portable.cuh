@@ -131,9 +131,6 @@ DEVICE int first_of(u32 v) { return __ffs((int)v) - 1; }
 // a / b within two units of the last place; b of ordinary size.
 DEVICE float quick_div(float a, float b) { return __fdividef(a, b); }
 
-// Where memory of the block lies in its own space of addresses.
-DEVICE u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 // One barrier of THREADS threads at which some arrive without waiting and the others meet.
 template <int THREADS>
 DEVICE void arrive() { asm volatile("bar.arrive 1, %0;" ::"n"(THREADS) : "memory"); }

@@ -24,7 +24,6 @@ pub(crate) mod coded;
 mod backend;
 mod batch;
 mod driver;
-mod few;
 mod lend;
 mod memory;
 mod mixers;

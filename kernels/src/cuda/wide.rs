@@ -6,7 +6,7 @@ use super::{
     compile::ROWS,
     driver::{Grid, WIDE_SHARED, launch},
     memory::{Scratch, Use, WIDE_EXPERT_ROWS},
-    ops::{Acts, GATED, Input, Tiling, limit_of},
+    ops::{Acts, Input, Tiling, limit_of},
     pack::PAD,
     weight::{CudaBank, GateUp, Part},
 };
@@ -78,9 +78,7 @@ impl CudaBackend {
     /// Gate over up of a bank of which both products may be wide ones.
     pub(super) fn wide_experts<'a>(&self, bank: &'a CudaBank) -> Option<&'a Part> {
         match &bank.experts {
-            Some((GateUp::Stacked(part), down)) if self.is_wide(part) && self.is_wide(down) && bank.inter.is_multiple_of(GATED) => {
-                Some(part)
-            }
+            Some((GateUp::Stacked(part), down)) if self.is_wide(part) && self.is_wide(down) => Some(part),
             _ => None,
         }
     }
