@@ -22,7 +22,7 @@ struct Outlet {
     int padded;      // its columns
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && WEIGHT >= 2 && WEIGHT < 7 // exact floats and codes go other ways
 
 #define WIDE_BOUNDS __launch_bounds__(384, 1)
 // Rows of a piece of work (cuda/ops.rs cuts tiles of so many), and groups of outputs that go through all rows before the next ones do.

@@ -28,7 +28,6 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ thread_local // a block runs on one thread of the CPU
-#define __CUDA_ARCH__ 800
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -41,7 +40,7 @@ alignas(1024) thread_local float shared[227 * 256];
 namespace emu {
 
 struct Dim { unsigned x, y, z; };
-enum class Wait { None, Warp, Block, Named, Ended };
+enum class Wait { None, Warp, Block, Named, Gate, Ended };
 const int WARP = 32, MOST = 1024, STACK = 256 << 10;
 
 // What a thread brings to an operation of its warp.
@@ -50,14 +49,22 @@ struct Operands { uint64_t v[8]; };
 struct Fiber {
     void* sp;
     Wait wait;
+    unsigned on, parity; // the named barrier, or the gate and the phase of it whose end is waited for
 };
+
+// A counting barrier in shared memory: it ends a phase when as many have arrived as are expected, and all bytes are there.
+struct Gate {
+    uint32_t phase : 1, expected : 15, missing : 16;
+    int32_t bytes;
+};
+static Gate& gate_at(unsigned place) { return *(Gate*)((char*)shared + (int)place); }
 
 struct Block {
     Fiber fibers[MOST];
     Operands brought[MOST], seen[MOST];
     char* stacks;
     void* home;
-    int current, count, arrived;
+    int current, count, arrived[16];
     void (*entry)(void**);
     void** args;
     Dim index, grid, threads;
@@ -71,9 +78,11 @@ __attribute__((naked, noinline)) static void switch_to(void**, void*) {
             "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
 }
 
-static void wait(Wait what) {
+static void wait(Wait what, unsigned on = 0, unsigned parity = 0) {
     Fiber& f = block->fibers[block->current];
     f.wait = what;
+    f.on = on;
+    f.parity = parity;
     switch_to(&f.sp, block->home);
 }
 
@@ -88,14 +97,14 @@ static void begin(int i) {
     top -= 2;               // a call's frame begins 8 bytes off a multiple of 16
     *top = (void*)live;
     for (int k = 0; k < 6; k++) *--top = nullptr;
-    f = {top, Wait::None};
+    f = {top, Wait::None, 0, 0};
 }
 
 [[noreturn]] static void stuck() {
-    int at[5] = {};
+    int at[6] = {};
     for (int i = 0; i < block->count; i++) at[(int)block->fibers[i].wait]++;
-    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d ended\n",
-            block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4]);
+    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d at a gate, %d ended\n",
+            block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4], at[5]);
     abort();
 }
 
@@ -106,6 +115,7 @@ static bool run_warp(int first, int end) {
         int at_warp = 0, alive = 0;
         for (int i = first; i < end; i++) {
             Fiber& f = block->fibers[i];
+            if (f.wait == Wait::Gate && gate_at(f.on).phase != f.parity) f.wait = Wait::None;
             if (f.wait == Wait::None) {
                 block->current = i;
                 switch_to(&block->home, f.sp);
@@ -122,14 +132,14 @@ static bool run_warp(int first, int end) {
     }
 }
 
-static void release(Wait what) {
+static void release(Wait what, unsigned on) {
     for (int i = 0; i < block->count; i++)
-        if (block->fibers[i].wait == what) block->fibers[i].wait = Wait::None;
+        if (block->fibers[i].wait == what && block->fibers[i].on == on) block->fibers[i].wait = Wait::None;
 }
 
 static void run_block() {
     for (int i = 0; i < block->count; i++) begin(i);
-    block->arrived = 0;
+    memset(block->arrived, 0, sizeof block->arrived);
     for (;;) {
         bool moved = false;
         for (int first = 0; first < block->count; first += WARP) moved |= run_warp(first, std::min(first + WARP, block->count));
@@ -139,7 +149,7 @@ static void run_block() {
             at_block += block->fibers[i].wait == Wait::Block;
         }
         if (alive == 0) return;
-        if (at_block == alive) release(Wait::Block);
+        if (at_block == alive) release(Wait::Block, 0);
         else if (!moved) stuck();
     }
 }
@@ -303,7 +313,7 @@ static unsigned to_bf16(double d) {
 }
 
 static void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2,
-                                                                unsigned a3, unsigned b0, unsigned b1) {
+                                                                unsigned a3, unsigned b0, unsigned b1, float, float, float, float) {
     auto all = emu::together({a0, a1, a2, a3, b0, b1});
     int lane = emu::lane(), row = lane >> 2, col = (lane & 3) * 2;
     float* c[4] = {&c0, &c1, &c2, &c3};
@@ -340,27 +350,125 @@ static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsigned
 }
 
 // Copies to shared memory are there at once.
-static void cp_async_cg_shared_global(unsigned to, const void* from, int bytes) {
-    memset(at(to), 0, 16);
+static void cp_async_cg_shared_global(unsigned to, const void* from, int size, int bytes) {
+    memset(at(to), 0, size);
     memcpy(at(to), from, bytes);
 }
+static void cp_async_cg_shared_global(unsigned to, const void* from, int size, bool ignored) {
+    cp_async_cg_shared_global(to, from, size, ignored ? 0 : size);
+}
+static void cp_async_cg_shared_global(unsigned to, const void* from, int size) { memcpy(at(to), from, size); }
 static void cp_async_commit_group() {}
-static void cp_async_wait_group(int = 0) {}
+static void cp_async_wait_group(int) {}
+static void cp_async_wait_all() {}
 
-// The named barrier: the last that comes lets the others go on at once, and the next round begins.
-static bool last_to_come(int threads) {
-    if (++emu::block->arrived < threads) return false;
-    emu::block->arrived = 0;
-    emu::release(emu::Wait::Named);
+// A named barrier: the last that comes lets the others go on at once, and the next round begins.
+static bool last_to_come(int id, int threads) {
+    if (++emu::block->arrived[id] < threads) return false;
+    emu::block->arrived[id] = 0;
+    emu::release(emu::Wait::Named, id);
     return true;
 }
-static void bar_arrive(int threads) { last_to_come(threads); }
-static void bar_sync(int threads) {
-    if (!last_to_come(threads)) emu::wait(emu::Wait::Named);
+static void bar_arrive(int id, int threads) { last_to_come(id, threads); }
+static void bar_sync(int id, int threads) {
+    if (!last_to_come(id, threads)) emu::wait(emu::Wait::Named, id);
 }
+
+static void settle(emu::Gate& g) {
+    if (g.missing > 0 || g.bytes != 0) return;
+    g.phase ^= 1;
+    g.missing = g.expected;
+}
+static void mbarrier_init_shared__cta_b64(unsigned gate, int arrivals) { emu::gate_at(gate) = {0, (uint32_t)arrivals, (uint32_t)arrivals, 0}; }
+static void mbarrier_arrive_shared__cta_b64(unsigned gate) {
+    emu::gate_at(gate).missing--;
+    settle(emu::gate_at(gate));
+}
+static void mbarrier_arrive_expect_tx_shared__cta_b64(unsigned gate, int bytes) {
+    emu::gate_at(gate).bytes += bytes;
+    mbarrier_arrive_shared__cta_b64(gate);
+}
+static void cp_async_mbarrier_arrive_noinc_shared__cta_b64(unsigned gate) { mbarrier_arrive_shared__cta_b64(gate); }
+static void mbarrier_try_wait_parity_shared__cta_b64(unsigned gate, unsigned parity) {
+    if (emu::gate_at(gate).phase == parity) emu::wait(emu::Wait::Gate, gate, parity);
+}
+static void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(unsigned to, const void* from, int bytes, unsigned gate) {
+    memcpy(at(to), from, bytes);
+    emu::gate_at(gate).bytes -= bytes;
+    settle(emu::gate_at(gate));
+}
+static void cp_async_bulk_global_shared__cta_bulk_group(void* to, unsigned from, int bytes) { memcpy(to, at(from), bytes); }
+static void cp_async_bulk_commit_group() {}
+static void cp_async_bulk_wait_group(int) {}
+static void cp_async_bulk_wait_group_read(int) {}
+static void fence_mbarrier_init_release_cluster() {}
+static void fence_proxy_async_shared__cta() {}
+static void setmaxnreg_dec_sync_aligned_u32(int) {}
+static void setmaxnreg_inc_sync_aligned_u32(int) {}
+static void griddepcontrol_launch_dependents() {}
+static void griddepcontrol_wait() {}
+static void wgmma_fence_sync_aligned() {}
+static void wgmma_commit_group_sync_aligned() {}
+static void wgmma_wait_group_sync_aligned(int) {}
+static void st_shared_u16(unsigned to, unsigned short v) { memcpy(at(to), &v, 2); }
+static void mov_b64(unsigned long long& d, unsigned low, unsigned high) { d = (uint64_t)high << 32 | low; }
+
+// Element (line, along) of an operand in lines of 128 bytes under the 128-byte swizzle; eight lines lie in 1024 bytes.
+static float of_lines(uint64_t operand, int line, int along) {
+    unsigned place = ((unsigned)operand & 0x3fff) << 4;
+    place += line * 128 + along * 2;
+    place ^= (place >> 7 & 7) << 4;
+    return from_bf16(*(const uint16_t*)at(place));
+}
+// A warp's 16 rows of c (64 x N) = a b, and + c where `add`. a: from registers, or (`lines`) rows of K from shared memory; b: N lines of K, or
+// (`across`) 16 lines of N.
+template <int N>
+static void multiply(float** c, const uint32_t* a, bool lines, uint64_t a_operand, uint64_t b, bool add, bool across) {
+    auto all = emu::together({a[0], a[1], a[2], a[3]});
+    int lane = emu::lane(), warp = emu::block->current >> 5 & 3, g = lane >> 2, q = (lane & 3) * 2;
+    for (int i = 0; i < 2; i++) {
+        float row[16];
+        for (int k = 0; k < 16; k++)
+            row[k] = lines ? of_lines(a_operand, warp * 16 + g + 8 * i, k) : from_bf16(all[g * 4 + (k & 7) / 2].v[i + 2 * (k >> 3)] >> (16 * (k & 1)));
+        for (int n = 0; n < N / 4; n++) {
+            int col = n / 2 * 8 + q + (n & 1);
+            float& to = *c[n / 2 * 4 + i * 2 + (n & 1)];
+            double sum = add ? to : 0.0f;
+            for (int k = 0; k < 16; k++) sum += (double)row[k] * (across ? of_lines(b, k, col) : of_lines(b, col, k));
+            to = (float)sum;
+        }
+    }
+    emu::together({}); // no warp changes what another one still reads
+}
+template <class T> static uint64_t plain(const T& v) { return (uint64_t)v; }
+template <class T> static float* place(T& v) {
+    if constexpr (std::is_same_v<T, float>) return &v;
+    else return nullptr;
+}
+// Sums, then a (one operand or four registers), b, whether sums are added to, two signs, and which operands lie across (of a only in shared memory).
+template <int N, class... T>
+static void wgmma(T&&... v) {
+    float* c[] = {place(v)...};
+    uint64_t all[] = {(place(v) ? 0 : plain(v))...};
+    const int SUMS = N / 2, REST = sizeof...(T) - SUMS;
+    const uint64_t* rest = all + SUMS;
+    uint32_t none[4] = {}, a[4] = {(uint32_t)rest[0], (uint32_t)rest[1], (uint32_t)rest[2], (uint32_t)rest[3]};
+    if (REST == 7) multiply<N>(c, none, true, rest[0], rest[1], rest[2] != 0, rest[6] != 0);
+    else multiply<N>(c, a, false, 0, rest[4], rest[5] != 0, rest[8] != 0);
+}
+template <class... T> static void wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16(T&&... v) { wgmma<64>(v...); }
+template <class... T> static void wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16(T&&... v) { wgmma<128>(v...); }
 
 static void cvt_rn_bf16x2_f32(unsigned& d, float high, float low) { d = to_bf16(high) << 16 | to_bf16(low); }
 static void cvt_f32_f16(float& f, unsigned short v) { _Float16 h; memcpy(&h, &v, 2); f = (float)h; }
+static float e4m3(unsigned b) {
+    float v = __uint_as_float((b & 0x80) << 24 | (b & 0x7f) << 20) * 0x1p120f;
+    return (b & 0x7f) == 0x7f ? NAN : v;
+}
+static void cvt_rn_f16x2_e4m3x2(unsigned& d, unsigned short v) {
+    _Float16 two[2] = {(_Float16)e4m3(v & 0xff), (_Float16)e4m3(v >> 8)};
+    memcpy(&d, two, 4);
+}
 static void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
 static void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
     unsigned to = 0;
