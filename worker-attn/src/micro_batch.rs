@@ -3,7 +3,7 @@
 //! Neighbours: `step.rs` takes the micro-batches of a step in turn; `buffers.rs` is what each of them writes; `hop/` keeps what is away of each.
 //!
 //! A step of many rows is cut where its rows are halved, inside of a sequence too: the backend says where that changes no bit. Buffers of two
-//! halves take the memory of one whole.
+//! halves take little more memory than those of one whole.
 
 use std::ops::Range;
 
@@ -23,7 +23,9 @@ pub fn capacities(max_rows: usize, from: usize) -> Vec<usize> {
     if from == 0 || max_rows < from {
         return vec![max_rows];
     }
-    vec![(max_rows.div_ceil(MICRO_BATCHES) + CUT_ROWS).max(from).min(max_rows); MICRO_BATCHES]
+    let half = (max_rows.div_ceil(MICRO_BATCHES) + CUT_ROWS).min(max_rows);
+    // The first also takes the steps that are not cut.
+    vec![half.max(from), half]
 }
 
 /// Some rows of a step, and what they work on.

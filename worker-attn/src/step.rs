@@ -22,7 +22,7 @@ use crate::{
     hop::{Hop, HopError, LocalPartials, RoutedRows},
     layers::Cx,
     local::LocalShards,
-    micro_batch::MicroBatches,
+    micro_batch::{MICRO_BATCHES, MicroBatches},
     observe::Observer,
     weights::{Ffn, Mixer, Moe, Weights},
 };
@@ -171,7 +171,7 @@ pub fn sample<B: Backend, O: Observer<B>>(
     if samples.is_empty() {
         step.b.sync()?;
     }
-    let mut parts = <[(Vec<usize>, Vec<SampleRow>); crate::micro_batch::MICRO_BATCHES]>::default();
+    let mut parts = <[(Vec<usize>, Vec<SampleRow>); MICRO_BATCHES]>::default();
     let mut out = vec![None; samples.len()];
     for (place, mut sample) in samples.into_iter().enumerate() {
         let (micro, row) = step.place(sample.row as usize);
