@@ -3,7 +3,7 @@
 //! `cargo run -p tandem-kernels --example emulated_pack -- DIR CHIP`
 //!
 //! A unit's source goes through the C++ compiler's preprocessor; then each `asm("name ..." : outputs : inputs)` becomes a call of `ptx::name`, which
-//! `device.h` has, and each kernel gets an entry that takes its arguments from an array of pointers.
+//! `ptx.h` has, and each kernel gets an entry that takes its arguments from an array of pointers.
 #![allow(clippy::print_stderr, reason = "a command")]
 
 use std::{
@@ -64,18 +64,18 @@ fn forget_others(dir: &Path, arch: &str) -> std::io::Result<()> {
 }
 
 /// Whether a file is there and younger than what every unit is made with, this program among it.
-fn is_current(done: &Path, device: &Path) -> bool {
+fn is_current(done: &Path, headers: &[PathBuf]) -> bool {
     let age = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
     let made = age(done);
     let program = std::env::current_exe().ok();
-    made.is_some() && [Some(device.to_owned()), program].into_iter().flatten().all(|with| age(&with) <= made)
+    made.is_some() && headers.iter().chain(&program).all(|with| age(with) <= made)
 }
 
 fn compile(unit: Unit, arch: &str, defines: &[&str], dir: &Path) -> Result<(), String> {
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR"));
     let done = dir.join(file_name(unit, arch));
-    let device = kernels.join("emulator/device.h");
-    if is_current(&done, &device) {
+    let headers = ["fibers.h", "device.h", "ptx.h"].map(|name| kernels.join("emulator").join(name));
+    if is_current(&done, &headers) {
         return Ok(());
     }
     fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -97,7 +97,7 @@ fn compile(unit: Unit, arch: &str, defines: &[&str], dir: &Path) -> Result<(), S
         command
     };
     let mut preprocess = cxx();
-    preprocess.args(["-E", "-P", "-D__global__=EMU_GLOBAL", "-include"]).arg(&device);
+    preprocess.args(["-E", "-P", "-D__global__=EMU_GLOBAL", "-include"]).arg(&headers[2]);
     preprocess.args(defines).args(unit.define).args(["-x", "c++"]).arg(kernels.join("cuda").join(unit.file)).arg("-o").arg(&plain);
     run(preprocess)?;
     let text = fs::read_to_string(&plain).map_err(|e| e.to_string())?;

@@ -11,7 +11,8 @@
 use super::{
     CudaBackend, CudaBatch, CudaBuf, CudaState, CudaWeight,
     compile::{MLA, MLA_MMA, MLA_WIDE},
-    driver::{ATTEND_SHARED, FOLD_SHARED, Grid, MANY, WIDE_SHARED, launch},
+    driver::{Grid, launch},
+    loaded::{ATTEND_SHARED, FOLD_SHARED, MANY, WIDE_SHARED},
     memory::{Scratch, Use},
     mixers::paged,
     pack::Kind,

@@ -3,7 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | [`probe`] | which libraries and devices there are, without touching what is missing |
-//! | `driver` | the driver API behind handles that free themselves |
+//! | `driver`, `loaded` | the driver API behind handles that free themselves; kernels that are loaded |
 //! | [`compile`] | sources → machine code: prebuilt pack, cache on disk, NVRTC |
 //! | `memory`, `batch`, `state` | buffers and scratch; a step on the device; sequence state |
 //! | `pack`, `coded`, `weight` | stored matrices in the layout that kernels read |
@@ -25,6 +25,7 @@ mod backend;
 mod batch;
 mod driver;
 mod lend;
+mod loaded;
 mod memory;
 mod mixers;
 mod mla;
@@ -42,8 +43,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use batch::CudaBatch;
-pub use driver::Counted;
 pub use lend::{CudaRegion, CudaWindow};
+pub use loaded::Counted;
 pub use memory::CudaBuf;
 pub use state::CudaState;
 pub use weight::{CudaBank, CudaWeight};
@@ -79,7 +80,7 @@ pub struct CudaBackend {
     info: DeviceInfo,
     precision: Precision,
     device: Arc<driver::Device>,
-    kernels: driver::Kernels,
+    kernels: loaded::Kernels,
     scratch: Mutex<memory::Scratch>,
     staging: Mutex<memory::Staging>,
     first_error: Mutex<Option<BackendError>>,
@@ -102,7 +103,7 @@ impl CudaBackend {
         let start = |reason: String| BackendError::Op { op: "start", device: name.clone(), reason };
         let found = probe::device(options.ordinal).map_err(|e| start(e.to_string()))?;
         let device = driver::Device::open(&found).map_err(start)?;
-        let kernels = driver::Kernels::new(Arc::clone(&device), compile::Compiler::new(&found, options.places));
+        let kernels = loaded::Kernels::new(Arc::clone(&device), compile::Compiler::new(&found, options.places));
         kernels.load_common().map_err(start)?;
         let staging = memory::Staging::new(&device).map_err(start)?;
         tracing::info!(device = name, model = found.name, arch = found.arch(), sms = found.sms, gib = found.memory >> 30, "CUDA device");

@@ -4,7 +4,8 @@
 use super::{
     CudaBackend,
     compile::ROWS,
-    driver::{Grid, WIDE_SHARED, launch},
+    driver::{Grid, launch},
+    loaded::WIDE_SHARED,
     memory::{Scratch, Use, WIDE_EXPERT_ROWS},
     ops::{Acts, Input, Tiling, limit_of},
     pack::PAD,
