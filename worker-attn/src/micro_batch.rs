@@ -180,8 +180,9 @@ mod tests {
         fn every_step_fits(max_rows in 1usize..5000, from in 0usize..5000, rows in 1usize..5000, slack in 0usize..CUT_ROWS) {
             let (rows, capacities) = (rows.min(max_rows), capacities(max_rows, from));
             let cut = if capacities.len() > 1 && rows >= from { (rows / MICRO_BATCHES).saturating_sub(slack) } else { 0 };
-            prop_assert!(cut <= capacities[0]);
-            prop_assert!(rows - cut <= capacities[capacities.len() - 1]);
+            let (first, second) = if cut == 0 { (rows, 0) } else { (cut, rows - cut) };
+            prop_assert!(first <= capacities[0]);
+            prop_assert!(second <= capacities[capacities.len() - 1]);
         }
     }
 }
