@@ -92,7 +92,9 @@ fn workers(stats: &Value) -> String {
             };
             let links: Vec<String> =
                 w["links"].as_array().into_iter().flatten().map(|l| format!("{} {}", word(&l["link"]), word(&l["worker"]))).collect();
-            let waits: f64 = w["layer_waits"].as_array().into_iter().flatten().filter_map(|l| l["milliseconds"].as_f64()).sum();
+            // From +0: the sum of no floats is -0.
+            let waits =
+                w["layer_waits"].as_array().into_iter().flatten().filter_map(|l| l["milliseconds"].as_f64()).fold(0.0, |all, ms| all + ms);
             let waits = if links.is_empty() { "-".into() } else { format!("{waits:.2} ms") };
             let shards = join(&w["shards"]);
             vec![word(&w["name"]), word(&w["role"]), state, word(&w["device"]), busy, cache, shards, links.join(", "), waits]

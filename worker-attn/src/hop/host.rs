@@ -72,7 +72,9 @@ pub struct HostRows<T: Transport, B: Backend> {
     piece_rows: usize,
     partial: Vec<f32>,
     sent: SentRows,
-    /// Per layer: how long it lately waited.
+    /// How long the micro-batches of the layer that is collected have waited.
+    waiting: Duration,
+    /// Per layer: how long a step lately waited.
     waits: Vec<Option<Duration>>,
 }
 
@@ -116,6 +118,7 @@ impl<T: Transport, B: Backend> HostRows<T, B> {
             piece_rows: PIECE_ROWS,
             partial: Vec::new(),
             sent: SentRows::default(),
+            waiting: Duration::ZERO,
             waits: vec![None; shape.layers],
         }
     }
@@ -152,9 +155,14 @@ impl<T: Transport, B: Backend> HostRows<T, B> {
             .collect();
     }
 
-    /// Notes how long a micro-batch's layer waited.
+    /// Notes how long a micro-batch's layer waited; the average is of the step, whose last rows come last.
     fn waited(&mut self, micro: usize, waited: Duration) {
         telemetry::layer_wait(waited);
+        self.waiting += waited;
+        if self.away[micro].first + self.away[micro].rows < self.step.rows {
+            return;
+        }
+        let waited = std::mem::take(&mut self.waiting);
         if let Some(average) = self.waits.get_mut(self.away[micro].layer) {
             *average = Some(average.map_or(waited, |average| (average * (MEMORY - 1) + waited) / MEMORY));
         }
@@ -173,6 +181,7 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T, B> {
         self.follow_routes();
         self.transport.begin_step(step.step_id, step.rows as u32);
         self.away.iter_mut().for_each(|away| away.pending.clear());
+        self.waiting = Duration::ZERO;
         self.failed = vec![None; step.segments.len()];
         self.owner.clear();
         for (i, segment) in step.segments.iter().enumerate() {
