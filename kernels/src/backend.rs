@@ -368,6 +368,26 @@ pub struct SampleRow {
 }
 
 impl SampleRow {
+    /// The most likely token of row `row`, nothing changed about its logits, no probability reported.
+    pub fn greedy(row: u32) -> Self {
+        Self {
+            row,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seen: Vec::new(),
+            bias: Vec::new(),
+            allowed: None,
+            uniform: 0.0,
+            forced: None,
+            logprobs: None,
+        }
+    }
+
     /// Whether [`SampleRow::allowed`] lets token `id` be chosen.
     pub fn allows(&self, id: usize) -> bool {
         self.allowed.as_ref().is_none_or(|words| words.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))

@@ -420,22 +420,7 @@ fn router_and_sampler(t: &Bench) -> Outcome {
     }
     for m in [1usize, 8, 32] {
         let logits = t.buf(m * 154_880)?;
-        let greedy = |row| SampleRow {
-            row,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            seen: vec![],
-            bias: vec![],
-            allowed: None,
-            uniform: 0.0,
-            forced: None,
-            logprobs: Some(1),
-        };
+        let greedy = |row| SampleRow { logprobs: Some(1), ..SampleRow::greedy(row) };
         let rows: Vec<SampleRow> = (0..m as u32).map(greedy).collect();
         let mut failed = None;
         t.with_host(&format!("greedy with logprob, {m} rows, host read included"), 8, m * 154_880 * 4, |_| {

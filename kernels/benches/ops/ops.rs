@@ -261,22 +261,7 @@ fn router_and_sampler(b: &Bench<'_>) -> Outcome {
     }
     let vocab = 154_880;
     let logits = b.buf(vocab)?;
-    let greedy = SampleRow {
-        row: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        seen: Vec::new(),
-        allowed: None,
-        bias: Vec::new(),
-        uniform: 0.5,
-        forced: None,
-        logprobs: None,
-    };
+    let greedy = SampleRow { uniform: 0.5, ..SampleRow::greedy(0) };
     let warm = SampleRow { temperature: 1.0, ..greedy.clone() };
     for (name, row) in [
         ("greedy", greedy.clone()),

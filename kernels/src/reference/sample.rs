@@ -89,22 +89,7 @@ mod tests {
     use super::*;
 
     fn row() -> SampleRow {
-        SampleRow {
-            row: 0,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            seen: vec![],
-            bias: vec![],
-            allowed: None,
-            uniform: 0.0,
-            forced: None,
-            logprobs: None,
-        }
+        SampleRow::greedy(0)
     }
 
     /// The tokens that a sweep over `uniform` reaches.

@@ -175,22 +175,7 @@ impl Cases<'_> {
 }
 
 fn greedy(row: u32) -> SampleRow {
-    SampleRow {
-        row,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        seen: vec![],
-        bias: vec![],
-        allowed: None,
-        uniform: 0.0,
-        forced: None,
-        logprobs: Some(3),
-    }
+    SampleRow { logprobs: Some(3), ..SampleRow::greedy(row) }
 }
 
 #[test]
