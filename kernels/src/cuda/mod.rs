@@ -97,10 +97,11 @@ impl CudaBackend {
     /// Opens the device and loads the kernels that every model needs; those of a stored type come with its first weight.
     ///
     /// # Errors
-    /// No driver, one that is too old, no such device, a device that is too old, no kernels for it and no way to compile them.
+    /// No driver, one that is too old, no such device, a device that is too old, no kernels for it and no way to compile them, a bad `TANDEM_KERNEL_TIMES`.
     pub fn new(options: CudaOptions) -> Result<Self, BackendError> {
         let name = format!("cuda:{}", options.ordinal);
         let start = |reason: String| BackendError::Op { op: "start", device: name.clone(), reason };
+        let times = times::Times::wanted().map_err(start)?;
         let found = probe::device(options.ordinal).map_err(|e| start(e.to_string()))?;
         let device = driver::Device::open(&found).map_err(start)?;
         let kernels = loaded::Kernels::new(Arc::clone(&device), compile::Compiler::new(&found, options.places));
@@ -120,7 +121,7 @@ impl CudaBackend {
             scratch: Mutex::default(),
             staging: Mutex::new(staging),
             first_error: Mutex::default(),
-            times: times::Times::wanted().map(Mutex::new),
+            times: times.map(Mutex::new),
         })
     }
 

@@ -84,6 +84,8 @@ const FEW_OUTPUTS: usize = 1024;
 const FEW_OUTPUTS_COLS: usize = 1024;
 /// Rows from which a block keeps some of them and lets the weights pass; the bits are the same.
 const FEW_OUTPUTS_ROWS: usize = 64;
+/// Columns of a row that its block can keep: 16 in each of 256 threads.
+const FEW_OUTPUTS_HELD: usize = 4096;
 /// Rows from which a product is made by blocks of many outputs.
 const BIG_ROWS: usize = 128;
 /// Rows per expert from which the experts' products are.
@@ -133,7 +135,7 @@ impl CudaBackend {
             // Of the shape alone, like every order of summation: few outputs leave most of the chip idle, so eight warps share each.
             let few = tokens.tiles == 0 && part.rows <= FEW_OUTPUTS && part.cols >= FEW_OUTPUTS_COLS;
             let many =
-                few && (FEW_OUTPUTS_ROWS..).contains(&(tokens.rows as usize)) && part.cols <= 4096 && part.kind as i32 <= Kind::Bf16 as i32;
+                few && tokens.rows as usize >= FEW_OUTPUTS_ROWS && part.cols <= FEW_OUTPUTS_HELD && part.kind as i32 <= Kind::Bf16 as i32;
             if many {
                 let tiles = (tokens.rows as usize).div_ceil(8);
                 let grid = Grid::new([tiles, (2 * self.device.sms / tiles).clamp(1, part.rows.div_ceil(4)), 1], 256);

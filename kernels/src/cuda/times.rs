@@ -24,10 +24,14 @@ pub(super) struct Times {
 
 impl Times {
     /// As the environment has it; `None`: off.
-    pub(super) fn wanted() -> Option<Self> {
-        let seconds = std::env::var("TANDEM_KERNEL_TIMES").ok()?.parse::<f64>().ok()?;
-        let every = Duration::try_from_secs_f64(seconds).ok()?;
-        Some(Self { every, told: Instant::now(), free: Vec::new(), open: Vec::new(), sums: BTreeMap::new() })
+    ///
+    /// # Errors
+    /// What it has is no number of seconds.
+    pub(super) fn wanted() -> Result<Option<Self>, String> {
+        let Some(text) = std::env::var_os("TANDEM_KERNEL_TIMES").filter(|text| !text.is_empty()) else { return Ok(None) };
+        let seconds = text.to_str().and_then(|text| text.parse::<f64>().ok()).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let every = seconds.ok_or_else(|| format!("TANDEM_KERNEL_TIMES is {}: needed a number of seconds, such as 10", text.display()))?;
+        Ok(Some(Self { every, told: Instant::now(), free: Vec::new(), open: Vec::new(), sums: BTreeMap::new() }))
     }
 
     /// Runs an op between two marks.
