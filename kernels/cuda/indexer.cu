@@ -273,14 +273,14 @@ index_score_rows(Step b, Indexer p, const float* iq, const float* weights, int w
 #define DIGIT 2048  // values of a digit: keys of 32 bits have three
 #define MOST_KEPT 4 // tokens of a pool that are written without a loop
 
-// A thread's keys among those of its warp's consecutive pools, 32 apart; 0 where there is none, below every score.
+// A thread's keys among those of its warp's consecutive pools, 32 apart; 0 where there is none, below every score. Warp `warp` of `warps`.
 struct Keys {
     const float* scores;
     int pools, first, each;
     u32 held[HELD];
 
-    DEVICE_MEMBER Keys(const float* row, int all) : scores(row), pools(all), first(0), each(div_up(all, 1024)) {
-        first = (tid() >> 5) * 32 * each + lane_id();
+    DEVICE_MEMBER Keys(const float* row, int all, int warp, int warps) : scores(row), pools(all), first(0), each(div_up(all, 32 * warps)) {
+        first = warp * 32 * each + lane_id();
         UNROLL for (int i = 0; i < HELD; i++) held[i] = i < each ? at(i) : 0;
     }
     DEVICE_MEMBER u32 at(int i) const { return first + 32 * i < pools ? ordered(scores[first + 32 * i]) : 0; }
@@ -302,70 +302,59 @@ struct Keys {
     }
 };
 
-// selected[r]: the positions that row r attends to, ascending, -1 behind. A block of 1024 per row: a radix search for the edge of the best
-// pools (ties by lowest pool), then one pass that writes them in order. A warp owns consecutive pools.
-KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_stride, int row0, int* selected) {
-    SHARED int count[DIGIT];
-    SHARED u32 room[32];
-    SHARED u32 edge;
-    SHARED int equals;
-    int r = row0 + block_x(), width = p.topk + (p.tail ? p.kpool - 1 : 0), take = p.topk / p.kpool;
-    begin_next();
-    await_ahead();
-    Segment s = b.segments[b.row_segment[r]];
-    int visible = s.pos0 + r - s.row0 + 1, pools = visible / p.kpool;
-    int* to = selected + (long long)r * width;
-    if (visible <= width) {
-        for (int i = tid(); i < width; i += threads()) to[i] = i < visible ? i : -1;
-        return;
-    }
-    Keys keys(scores + (long long)block_x() * s_stride, pools);
-    if (tid() == 0) {
-        edge = 0;
-        equals = take; // of those at the edge, as many are still wanted
-    }
-    for (int shift = 21; shift >= -1; shift -= 11) {
-        // Digits of 11 bits from the top; the last has 10.
-        int low = max_of(shift, 0), bits = shift < 0 ? 10 : 11;
-        for (int i = tid(); i < DIGIT; i += 1024) count[i] = 0;
-        barrier();
-        u32 known = edge, above = bits + low >= 32 ? 0 : ~0u << (bits + low);
-        int wanted = equals;
-        keys.visit([&](int, u32 k) {
-            // Digits of a warp are mostly one: what the first of its lanes has is added for all at once.
-            bool counts = k != 0 && (k & above) == known;
-            u32 digit = (k >> low) & ((1u << bits) - 1u), those = votes(counts);
-            if (those == 0) return;
-            int leader = first_of(those);
-            u32 common = shuffle_bits(digit, leader), equal = votes(counts && digit == common);
-            if (lane_id() == leader) count_up(&count[digit], ones(equal));
-            else if (counts && !(equal >> lane_id() & 1u)) count_up(&count[digit], 1);
-        });
-        barrier();
-        // Digits from the largest down: the one at which the count reaches what is wanted.
-        int one = count[DIGIT - 1 - 2 * tid()], two = count[DIGIT - 2 - 2 * tid()], all, before = count_before(one + two, room, &all);
-        if (before < wanted && before + one + two >= wanted) {
-            bool at_one = before + one >= wanted;
-            edge = known | (u32)(DIGIT - (at_one ? 1 : 2) - 2 * tid()) << low;
-            equals = wanted - before - (at_one ? 0 : one);
-        }
-        barrier();
-    }
-    u32 last = edge, below = (1u << lane_id()) - 1u;
-    int wanted = equals, greater = 0, same = 0;
+// Counts the keys whose digits above are `known` by their digit of `bits` bits from `low` on.
+DEVICE void count_digits(const Keys& keys, u32 known, int low, int bits, int* count) {
+    u32 above = bits + low >= 32 ? 0 : ~0u << (bits + low);
     keys.visit([&](int, u32 k) {
-        greater += ones(votes(k > last));
-        same += ones(votes(k == last));
+        // Digits of a warp are mostly one: what the first of its lanes has is added for all at once.
+        bool counts = k != 0 && (k & above) == known;
+        u32 digit = (k >> low) & ((1u << bits) - 1u), those = votes(counts);
+        if (those == 0) return;
+        int leader = first_of(those);
+        u32 common = shuffle_bits(digit, leader), equal = votes(counts && digit == common);
+        if (lane_id() == leader) count_up(&count[digit], ones(equal));
+        else if (counts && !(equal >> lane_id() & 1u)) count_up(&count[digit], 1);
     });
-    // A warp's numbers count once; then of all warps before it.
-    int all, g = count_before(lane_id() == 0 ? greater : 0, room, &all), e = count_before(lane_id() == 0 ? same : 0, room, &all);
-    g = (int)shuffle_bits((u32)g, 0);
-    e = (int)shuffle_bits((u32)e, 0);
+}
+
+// What is looked for: the best pools end at key `last`, of which the first `equals` (those of the lowest pools) belong to them.
+struct Edge {
+    u32 last;
+    int equals;
+};
+
+// Digits from the largest down, of which this thread has `one` of the 2 tid() + 1st and `two` of the next: the one at which the count reaches what
+// is wanted. One thread of the block finds it.
+DEVICE void next_digit(int one, int two, int low, u32* room, Edge* edge) {
+    int all, wanted = edge->equals, before = count_before(one + two, room, &all);
+    if (before < wanted && before + one + two >= wanted) {
+        bool at_one = before + one >= wanted;
+        edge->last |= (u32)(DIGIT - (at_one ? 1 : 2) - 2 * tid()) << low;
+        edge->equals = wanted - before - (at_one ? 0 : one);
+    }
+    barrier();
+}
+
+// Digits of 11 bits from the top; the last has 10.
+DEVICE int digit_low(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
+DEVICE int digit_bits(int digit) { return digit == 2 ? 10 : 11; }
+
+// How many of a warp's keys lie above the edge and at it.
+DEVICE void around(const Keys& keys, u32 last, int* greater, int* same) {
+    keys.visit([&](int, u32 k) {
+        *greater += ones(votes(k > last));
+        *same += ones(votes(k == last));
+    });
+}
+
+// Writes the positions of a warp's pools that are chosen, `g` chosen above the edge and `e` keys at it being before them.
+DEVICE void write_chosen(const Keys& keys, const Indexer& p, Edge edge, int g, int e, int* to) {
+    u32 below = (1u << lane_id()) - 1u;
     keys.visit([&](int i, u32 k) {
-        u32 greaters = votes(k > last), equal = votes(k == last);
+        u32 greaters = votes(k > edge.last), equal = votes(k == edge.last);
         int my_g = g + ones(greaters & below), my_e = e + ones(equal & below);
-        if (k > last || (k == last && my_e < wanted)) {
-            int at = (my_g + min_of(my_e, wanted)) * p.kpool, from = (keys.first + 32 * i) * p.kpool;
+        if (k > edge.last || (k == edge.last && my_e < edge.equals)) {
+            int at = (my_g + min_of(my_e, edge.equals)) * p.kpool, from = (keys.first + 32 * i) * p.kpool;
             UNROLL for (int t = 0; t < MOST_KEPT; t++)
                 if (t < p.kpool) to[at + t] = from + t;
             for (int t = MOST_KEPT; t < p.kpool; t++) to[at + t] = from + t;
@@ -373,6 +362,100 @@ KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_s
         g += ones(greaters);
         e += ones(equal);
     });
-    int at = take * p.kpool, end = p.tail ? visible - pools * p.kpool : 0;
+}
+
+// The row's own rest of a pool behind what was chosen, -1 behind.
+DEVICE void write_rest(const Indexer& p, int visible, int width, int* to) {
+    int pools = visible / p.kpool, at = p.topk / p.kpool * p.kpool, end = p.tail ? visible - pools * p.kpool : 0;
     for (int i = tid(); at + i < width; i += threads()) to[at + i] = i < end ? pools * p.kpool + i : -1;
 }
+
+// selected[r]: the positions that row r attends to, ascending, -1 behind. A block of 1024 per row: a radix search for the edge of the best
+// pools (ties by lowest pool), then one pass that writes them in order. A warp owns consecutive pools.
+KERNEL BOUNDS(1024) index_select(Step b, Indexer p, const float* scores, int s_stride, int row0, int* selected) {
+    SHARED int count[DIGIT];
+    SHARED u32 room[32];
+    SHARED Edge edge;
+    int r = row0 + block_x(), width = p.topk + (p.tail ? p.kpool - 1 : 0);
+    begin_next();
+    await_ahead();
+    Segment s = b.segments[b.row_segment[r]];
+    int visible = s.pos0 + r - s.row0 + 1;
+    int* to = selected + (long long)r * width;
+    if (visible <= width) {
+        for (int i = tid(); i < width; i += threads()) to[i] = i < visible ? i : -1;
+        return;
+    }
+    Keys keys(scores + (long long)block_x() * s_stride, visible / p.kpool, tid() >> 5, 32);
+    if (tid() == 0) edge = {0, p.topk / p.kpool};
+    UNROLL_1 for (int digit = 0; digit < 3; digit++) {
+        for (int i = tid(); i < DIGIT; i += 1024) count[i] = 0;
+        barrier();
+        count_digits(keys, edge.last, digit_low(digit), digit_bits(digit), count);
+        barrier();
+        next_digit(count[DIGIT - 1 - 2 * tid()], count[DIGIT - 2 - 2 * tid()], digit_low(digit), room, &edge);
+    }
+    Edge found = edge;
+    int greater = 0, same = 0;
+    around(keys, found.last, &greater, &same);
+    // A warp's numbers count once; then of all warps before it.
+    int all, g = count_before(lane_id() == 0 ? greater : 0, room, &all), e = count_before(lane_id() == 0 ? same : 0, room, &all);
+    write_chosen(keys, p, found, (int)shuffle_bits((u32)g, 0), (int)shuffle_bits((u32)e, 0), to);
+    write_rest(p, visible, width, to);
+}
+
+#if CLUSTERS
+// The same by eight blocks a row, for long contexts and few rows: each has an eighth of the pools and counts for itself, and all add up what all
+// have counted.
+KERNEL CLUSTER_8 BOUNDS(1024) index_select_8(Step b, Indexer p, const float* scores, int s_stride, int row0, int* selected) {
+    SHARED ALIGNED int count[2][DIGIT]; // by turns: the others may still read the one before
+    SHARED ALIGNED int totals[2];
+    SHARED u32 room[32];
+    SHARED Edge edge;
+    int r = row0 + block_y(), rank = block_x(), width = p.topk + (p.tail ? p.kpool - 1 : 0);
+    begin_next();
+    await_ahead();
+    Segment s = b.segments[b.row_segment[r]];
+    int visible = s.pos0 + r - s.row0 + 1;
+    int* to = selected + (long long)r * width;
+    if (visible <= width) {
+        for (int i = rank * 1024 + tid(); i < width; i += 8 * 1024) to[i] = i < visible ? i : -1;
+        return;
+    }
+    Keys keys(scores + (long long)block_y() * s_stride, visible / p.kpool, rank * 32 + (tid() >> 5), 8 * 32);
+    if (tid() == 0) edge = {0, p.topk / p.kpool};
+    UNROLL_1 for (int digit = 0; digit < 3; digit++) {
+        int* own = count[digit & 1];
+        for (int i = tid(); i < DIGIT; i += 1024) own[i] = 0;
+        barrier();
+        count_digits(keys, edge.last, digit_low(digit), digit_bits(digit), own);
+        cluster_barrier();
+        uint2 sum = {0, 0};
+        UNROLL for (int other = 0; other < 8; other++) {
+            uint2 v = of_block(own + DIGIT - 2 - 2 * tid(), other);
+            sum.x += v.x;
+            sum.y += v.y;
+        }
+        next_digit((int)sum.y, (int)sum.x, digit_low(digit), room, &edge);
+    }
+    Edge found = edge;
+    int greater = 0, same = 0;
+    around(keys, found.last, &greater, &same);
+    int all_g, all_e, g = count_before(lane_id() == 0 ? greater : 0, room, &all_g), e = count_before(lane_id() == 0 ? same : 0, room, &all_e);
+    if (tid() == 0) {
+        totals[0] = all_g;
+        totals[1] = all_e;
+    }
+    cluster_barrier();
+    g = (int)shuffle_bits((u32)g, 0);
+    e = (int)shuffle_bits((u32)e, 0);
+    for (int other = 0; other < rank; other++) {
+        uint2 v = of_block(totals, other);
+        g += (int)v.x;
+        e += (int)v.y;
+    }
+    write_chosen(keys, p, found, g, e, to);
+    if (rank == 0) write_rest(p, visible, width, to);
+    cluster_barrier(); // nobody leaves while others read what it has counted
+}
+#endif

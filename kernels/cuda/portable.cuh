@@ -141,6 +141,23 @@ DEVICE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); 
 // soon as all its own blocks have, and nothing that another kernel writes may be read, nor anything written, before `await_ahead`. Every
 // kernel calls it in every thread: when a kernel has ended, so have all before it.
 #if __CUDA_ARCH__ >= 900
+// Two or eight blocks, neighbours in the grid's x, that run together and read each other's shared memory.
+#define CLUSTERS 1
+#define CLUSTER_2 __cluster_dims__(2, 1, 1)
+#define CLUSTER_8 __cluster_dims__(8, 1, 1)
+// What any thread of the cluster wrote before it, all see after it; each thread calls it.
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Eight bytes that lie at `here` in the shared memory of block `rank` of the cluster.
+DEVICE uint2 of_block(const void* here, int rank) {
+    uint2 v;
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(here)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
 DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void await_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else

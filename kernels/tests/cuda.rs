@@ -6,7 +6,8 @@
 use std::sync::OnceLock;
 
 use tandem_kernels::{
-    Backend, Elem, ExpertSource, IndexerParams, KdaDims, MlaParams, Precision, RouterParams,
+    Backend, BatchDesc, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaDims, MlaParams, Precision, RouterParams, Segment,
+    StateSpec,
     conformance::{self, kda::Kda, mhc::Mhc, mla, noise::Noise, rig, router::Router, rows, sample, sequences},
     cuda::{CudaBackend, CudaBuf, CudaOptions, selftest},
     reference::{
@@ -239,6 +240,46 @@ fn wide_heads_in_any_cut() {
         let kv_b = selftest::matrix(&mut Noise::new(4), "bf16", heads * (256 + 64), 512).unwrap();
         let judged = sequences::judge_cuts(b, &mla::Attend::of(4, kv_b, heads, 256), &long(&lengths), 4);
         judged.unwrap_or_else(|e| panic!("{}: {}", b.precision(), &e[..e.len().min(400)]));
+    }
+}
+
+/// Far into a long sequence, eight blocks choose for a row where one does for many rows: the same positions, many scores being equal.
+#[test]
+fn the_index_chooses_alike_alone_and_among_many() {
+    let p = IndexerParams { heads: 32, dim: 128, kpool: 1, topk: 2048, always_tail: true };
+    let (tokens, rows, chunk, page_tokens) = (13_003usize, 20, 1000, 64);
+    let Some(b) = device(Precision::Bf16) else { return };
+    let (stride, pages, mut n) = (p.heads + 2 * p.dim, tokens.div_ceil(page_tokens), Noise::new(11));
+    let kda = KdaDims { heads: 1, head_dim: 8, conv: 2 };
+    let spec = StateSpec { slots: 1, pages, page_tokens, kda_layers: 1, mla_layers: 1, kda, latent: 8, index_dim: p.dim, kpool: p.kpool };
+    let mut state = b.state(&spec).unwrap();
+    let buf = |values: &[f32]| b.vector("x", values).unwrap();
+    let w = IndexKeyWeights { norm_weight: buf(&[1.0; 128]), norm_bias: buf(&[0.1; 128]), ape: buf(&[0.0; 512]) };
+    // Keys of few kinds.
+    let kinds: Vec<Vec<f32>> = (0..4 * 23).map(|_| n.values(stride, 0.0, 1.0)).collect();
+    let proj = |from: usize, count: usize| buf(&(from..from + count).flat_map(|t| kinds[t % kinds.len()].clone()).collect::<Vec<_>>());
+    let step = |from: usize, count: usize| {
+        let segment = Segment { slot: 0, row0: 0, rows: count as u32, pos0: from as u32, pages: 0..pages as u32 };
+        rig::Rig(b).batch(&BatchDesc { tokens: vec![0; count], segments: vec![segment], pages: (0..pages as u32).collect() }).unwrap()
+    };
+    for from in (0..tokens).step_by(chunk) {
+        let count = chunk.min(tokens - from);
+        b.index_append(&step(from, count), 0, &proj(from, count), stride, 0, p.dim, &w, &p, &mut state);
+    }
+    let iq = n.values(rows * p.heads * p.dim, 0.0, 1.0);
+    let select = |from: usize, count: usize| {
+        let first = from - (tokens - rows);
+        let iq = buf(&iq[first * p.heads * p.dim..(first + count) * p.heads * p.dim]);
+        let mut selected = b.alloc("selected", Elem::I32, count * p.width()).unwrap();
+        b.index_select(&step(from, count), 0, &iq, &proj(from, count), stride, 2 * p.dim, &p, &state, &mut selected);
+        let mut ids = vec![0; count * p.width()];
+        b.download_i32(&selected, 0, &mut ids).unwrap();
+        ids
+    };
+    let all = select(tokens - rows, rows);
+    for (row, want) in all.chunks(p.width()).enumerate() {
+        assert!(want.windows(2).all(|pair| pair[0] < pair[1] || pair[1] == -1), "row {row} is not ascending");
+        assert_eq!(select(tokens - rows + row, 1), want, "row {row} alone");
     }
 }
 

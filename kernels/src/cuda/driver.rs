@@ -87,6 +87,11 @@ impl Device {
         }))
     }
 
+    /// Whether eight blocks may run together and read each other's shared memory (portable.cuh, `CLUSTERS`).
+    pub(super) fn clusters(&self) -> bool {
+        self.early
+    }
+
     /// Makes the context current to this thread.
     pub(super) fn bind(&self) -> Result<(), String> {
         // SAFETY: the context lives as long as this handle.

@@ -76,6 +76,9 @@ const SCORE_ROWS: usize = 256;
 const SCORE_FEW: usize = 8192;
 /// Rows of one sequence from which blocks score pools for several rows.
 const SCORE_SHARED: usize = 64;
+/// Pools from which, and rows up to which, eight blocks choose for a row; what they choose is the same.
+const SELECT_LONG: usize = 12_288;
+const SELECT_FEW: usize = 16;
 /// `ROWS_EACH` of indexer.cu.
 const SCORE_EACH: usize = 8;
 /// `KEY_LINE` of indexer.cu: floats of a key in shared memory.
@@ -225,7 +228,9 @@ impl CudaBackend {
             let (row0, n_i, s_stride, w_stride) = (row0 as i32, n as i32, pools as i32, stride as i32);
             launch!(self, INDEXER, name, Grid { blocks, threads, shared }; batch.step(), sizes, iq, weights, w_stride, pooled, page_tokens, layers,
                 layer, row0, n_i, scores, s_stride)?;
-            launch!(self, INDEXER, "index_select", Grid::new([n, 1, 1], 1024); batch.step(), sizes, scores, s_stride, row0, selected)?;
+            let spread = self.device.clusters() && pools > SELECT_LONG && n <= SELECT_FEW;
+            let (name, blocks) = if spread { ("index_select_8", [8, n, 1]) } else { ("index_select", [n, 1, 1]) };
+            launch!(self, INDEXER, name, Grid::new(blocks, 1024); batch.step(), sizes, scores, s_stride, row0, selected)?;
         }
         Ok(())
     }

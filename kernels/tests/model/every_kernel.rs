@@ -10,7 +10,7 @@ use std::{
 };
 
 use tandem_kernels::{
-    Backend, Elem, ExpertSource, IndexerParams, KdaDims, MlaParams, Precision, SampleRow,
+    Backend, BatchDesc, Elem, ExpertSource, IndexerParams, KdaDims, MlaParams, Precision, SampleRow, Segment, StateSpec,
     conformance::{
         kda::Kda,
         mhc::Mhc,
@@ -147,7 +147,24 @@ impl Cases<'_> {
         self.steps("index", &Select::sized(3, index), &[71, 5, 1]);
         // Pools enough for the kernels of long contexts.
         self.steps("index of single keys", &Select::sized(3, IndexerParams { kpool: 1, ..index }), &[80, 63]);
+        self.late_row(&IndexerParams { kpool: 1, ..index }, 13_011);
         self.steps("index of another shape", &Select::new(4), &[40, 1]);
+    }
+
+    /// One row of the index far into a sequence whose keys nothing wrote.
+    fn late_row(&self, p: &IndexerParams, pos: usize) {
+        let (b, page_tokens) = (self.b, 64);
+        let pages = (pos + 1).div_ceil(page_tokens);
+        let kda = KdaDims { heads: 1, head_dim: 8, conv: 2 };
+        let spec =
+            StateSpec { slots: 1, pages, page_tokens, kda_layers: 1, mla_layers: 1, kda, latent: 8, index_dim: p.dim, kpool: p.kpool };
+        let segment = Segment { slot: 0, row0: 0, rows: 1, pos0: pos as u32, pages: 0..pages as u32 };
+        let batch = Rig(b).batch(&BatchDesc { tokens: vec![0], segments: vec![segment], pages: (0..pages as u32).collect() }).unwrap();
+        let state = b.state(&spec).unwrap();
+        let (iq, proj) = (b.vector("iq", &vec![0.5; p.heads * p.dim]).unwrap(), b.vector("weights", &vec![0.5; p.heads]).unwrap());
+        let mut selected = b.alloc("selected", Elem::I32, p.width()).unwrap();
+        b.index_select(&batch, 0, &iq, &proj, p.heads, 0, p, &state, &mut selected);
+        self.done("index far into a sequence");
     }
 
     /// Rows that another process lends: it is this program again.
