@@ -219,9 +219,10 @@ fn cuda_launches_every_kernel() {
     let names =
         |launched: bool| all.iter().filter(|k| k.launched == launched).map(|k| format!("{}:{}", k.unit, k.kernel)).collect::<Vec<_>>();
     println!("{} kernels launched: {}", names(true).len(), names(true).join(" "));
-    let never = names(false);
+    let mut never = names(false);
     println!("never launched: {}", never.join(" "));
-    // Other chips have kernels beside these that their own rules never choose.
+    // In its place goes the one with clusters, on every chip that has them; others have more kernels that their rules never choose.
+    never.retain(|name| name != "sample:judge");
     assert!(
         never.is_empty() || !b.device().arithmetic.starts_with("cuda-sm90-"),
         "{} kernels were never launched: {}",
