@@ -140,25 +140,33 @@ kda(Step b, Kda p, int least, int most, const float* proj, int stride, int beta0
     }
 }
 
-// One row of a sequence, for heads of 128 and four taps: what decoding asks for. A block per head and sequence, two of them on a multiprocessor so
-// that one's state is on its way while the other computes. A warp owns 32 keys and 32 columns of the state: 8 lanes a row of 16 bytes each,
-// four rows at a time.
-KERNEL BOUNDS_2(512)
-kda_one(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
-        const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
+// One row of a sequence, for heads of 128 and four taps: what decoding asks for. A head is one block's of 512 threads (two of them on a multiprocessor,
+// so that one's state is on its way while the other computes), or, while there are fewer heads than multiprocessors, that of two blocks of 256, which
+// have half of its columns each and meet for the norm. A warp owns 32 keys and 32 columns of the state: 8 lanes a row of 16 bytes each, four rows at a
+// time. All sums have one order in both forms.
+template <int HALVES>
+DEVICE void kda_row(const Step& b, const Kda& p, int h, int half, const float* proj, int stride, int beta0, const float* f, const float* g,
+                    const float* conv, const float* a_log, const float* dt_bias, const float* o_norm, float* states, float* carries, int layers,
+                    int layer, float* out) {
+    const int EACH = HALVES; // of the 4 x 128 inputs, per thread
     SHARED ALIGNED float in[3][128], e[128]; // q, k, v before norms; decays
     SHARED ALIGNED float part[2][4][128];
-    SHARED float squares[4];
-    int h = block_x(), hd = p.heads * 128, warp = tid() >> 5, four = warp & 3, group = warp >> 2, sub = lane_id() >> 3;
-    int col = four * 32 + (lane_id() & 7) * 4, third = tid() >> 7, i = tid() & 127, ch = third * hd + h * 128 + i;
-    float4 taps = {0.0f, 0.0f, 0.0f, 0.0f};
-    float bias = 0.0f, decay = 0.0f;
+    SHARED ALIGNED float squares[4];
+    int hd = p.heads * 128, warp = tid() >> 5, four = HALVES == 1 ? warp & 3 : (warp & 1) + 2 * half, group = HALVES == 1 ? warp >> 2 : warp >> 1;
+    int sub = lane_id() >> 3, col = four * 32 + (lane_id() & 7) * 4, i = tid() & 127;
+    float4 taps[EACH];
+    float bias[EACH], decay = 0.0f;
     begin_next();
-    if (third < 3) {
-        taps = *(const float4*)(conv + ch * 4);
-    } else {
-        bias = dt_bias[h * 128 + i];
-        decay = exp_of(a_log[h]);
+    UNROLL for (int u = 0; u < EACH; u++) {
+        int third = (tid() >> 7) + u * (4 / EACH);
+        taps[u] = {0.0f, 0.0f, 0.0f, 0.0f};
+        bias[u] = 0.0f;
+        if (third < 3) {
+            taps[u] = *(const float4*)(conv + (third * hd + h * 128 + i) * 4);
+        } else {
+            bias[u] = dt_bias[h * 128 + i];
+            decay = exp_of(a_log[h]);
+        }
     }
     await_ahead();
     Segment s = b.segments[block_y()];
@@ -168,20 +176,33 @@ kda_one(Step b, Kda p, const float* proj, int stride, int beta0, const float* f,
     float4 own[8];
     UNROLL for (int k = 0; k < 8; k++) own[k] = *(const float4*)(state + k * 512);
     const float* row = proj + (long long)s.row0 * stride;
-    float strength = row[beta0 + h];
+    float strength = row[beta0 + h], kept[EACH][3];
     float4 gate = {0.0f, 0.0f, 0.0f, 0.0f};
     if (group == 0 && sub == 0) gate = *(const float4*)(g + (long long)s.row0 * hd + h * 128 + col);
-    if (third < 3) {
-        float* carry = carries + unit * 9 * hd + ch;
-        float x0 = carry[0], x1 = carry[3ll * hd], x2 = carry[6ll * hd], x3 = row[ch];
-        in[third][i] = silu(fma_of(taps.w, x3, fma_of(taps.z, x2, fma_of(taps.y, x1, taps.x * x0))));
-        carry[0] = x1;
-        carry[3ll * hd] = x2;
-        carry[6ll * hd] = x3;
-    } else {
-        float z = f[(long long)s.row0 * hd + h * 128 + i] + bias;
-        e[i] = exp_of(log_decay(p, decay, z));
+    // Each half reads all inputs; the last three stay for the next step, once both have read those before.
+    auto keep = [&] {
+        UNROLL for (int u = 0; u < EACH; u++) {
+            int third = (tid() >> 7) + u * (4 / EACH);
+            float* carry = carries + unit * 9 * hd + third * hd + h * 128 + i;
+            if (third < 3)
+                UNROLL for (int k = 0; k < 3; k++) carry[(long long)k * 3 * hd] = kept[u][k];
+        }
+    };
+    UNROLL for (int u = 0; u < EACH; u++) {
+        int third = (tid() >> 7) + u * (4 / EACH), ch = third * hd + h * 128 + i;
+        if (third < 3) {
+            const float* carry = carries + unit * 9 * hd + ch;
+            float x0 = carry[0];
+            kept[u][0] = carry[3ll * hd];
+            kept[u][1] = carry[6ll * hd];
+            kept[u][2] = row[ch];
+            in[third][i] = silu(fma_of(taps[u].w, kept[u][2], fma_of(taps[u].z, kept[u][1], fma_of(taps[u].y, kept[u][0], taps[u].x * x0))));
+        } else {
+            float z = f[(long long)s.row0 * hd + h * 128 + i] + bias[u];
+            e[i] = exp_of(log_decay(p, decay, z));
+        }
     }
+    if (HALVES == 1) keep();
     barrier();
     float4 q4 = ((const float4*)in[0])[lane_id()], k4 = ((const float4*)in[1])[lane_id()];
     float qq = fma_of(q4.w, q4.w, fma_of(q4.z, q4.z, fma_of(q4.y, q4.y, q4.x * q4.x)));
@@ -250,12 +271,41 @@ kda_one(Step b, Kda p, const float* proj, int stride, int beta0, const float* f,
     float square = fma_of(o.w, o.w, fma_of(o.z, o.z, fma_of(o.y, o.y, o.x * o.x)));
     UNROLL for (int m = 4; m > 0; m >>= 1) square += shuffle(square, lane_id() ^ m);
     if (group == 0 && lane_id() == 0) squares[four] = square;
-    barrier();
+    float4 all;
+#if CLUSTERS
+    if (HALVES > 1) {
+        cluster_barrier();
+        uint2 low = of_block(squares, 0), high = of_block(squares + 2, 1);
+        all = {as_float(low.x), as_float(low.y), as_float(high.x), as_float(high.y)};
+        if (half == 0) keep();
+    } else
+#endif
+    {
+        barrier();
+        all = *(const float4*)squares;
+    }
     if (group == 0 && sub == 0) {
-        float inv = 1.0f / sqrt_of((((squares[0] + squares[1]) + squares[2]) + squares[3]) / 128.0f + p.eps);
+        float inv = 1.0f / sqrt_of((((all.x + all.y) + all.z) + all.w) / 128.0f + p.eps);
         float4 norm = *(const float4*)(o_norm + col);
         float4 to = {o.x * inv * norm.x * sigmoid(gate.x), o.y * inv * norm.y * sigmoid(gate.y), o.z * inv * norm.z * sigmoid(gate.z),
                      o.w * inv * norm.w * sigmoid(gate.w)};
         *(float4*)(out + (long long)s.row0 * hd + h * 128 + col) = to;
     }
+#if CLUSTERS
+    if (HALVES > 1) cluster_barrier(); // nobody leaves while the other reads its squares
+#endif
 }
+
+KERNEL BOUNDS_2(512)
+kda_one(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
+        const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
+    kda_row<1>(b, p, block_x(), 0, proj, stride, beta0, f, g, conv, a_log, dt_bias, o_norm, states, carries, layers, layer, out);
+}
+
+#if CLUSTERS
+KERNEL CLUSTER_2 BOUNDS_2(256)
+kda_halves(Step b, Kda p, const float* proj, int stride, int beta0, const float* f, const float* g, const float* conv, const float* a_log,
+           const float* dt_bias, const float* o_norm, float* states, float* carries, int layers, int layer, float* out) {
+    kda_row<2>(b, p, block_x() >> 1, block_x() & 1, proj, stride, beta0, f, g, conv, a_log, dt_bias, o_norm, states, carries, layers, layer, out);
+}
+#endif

@@ -222,6 +222,8 @@ fn release_widths() {
         let say = |what: &str, r: Result<(), String>| r.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));
         let kda = KdaDims { heads: 3, head_dim: 128, conv: 4 };
         say("kda", sequences::judge(b, &Kda::sized(1, kda), &long(&[40, 21]), 1));
+        // Heads of one sequence, and of three, which take another kernel when they decode together.
+        say("kda of all heads", sequences::judge(b, &Kda::sized(4, KdaDims { heads: 64, ..kda }), &long(&[7, 5, 4]), 2));
         let mla = MlaParams { heads: 20, qk_dim: 96, v_dim: 64, latent: 512 };
         say("attend", mla::Attend::sized(2, mla, 150).and_then(|c| sequences::judge(b, &c, &long(&[220, 30]), 2)));
         // More parts and heads than one block takes.

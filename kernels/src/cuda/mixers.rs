@@ -125,7 +125,11 @@ impl CudaBackend {
         let (least, most) = (if release { 2 } else { 1 }, if chunked { KDA_CHUNK_ROWS - 1 } else { i32::MAX as usize });
         let has = |from: usize, to: usize| batch.desc.segments.iter().any(|s| (from..=to).contains(&(s.rows as usize)));
         if release && has(1, 1) {
-            launch!(self, KDA, "kda_one", grid; batch.step(), sizes, proj, stride as i32, beta0 as i32, f, g, conv, a_log, dt_bias, o_norm, states,
+            // A head is two blocks' while there are fewer than multiprocessors; the bits are the same.
+            let halves = self.device.clusters() && heads * batch.desc.segments.len() <= self.device.sms;
+            let segments = batch.desc.segments.len();
+            let (name, grid) = if halves { ("kda_halves", Grid::new([2 * heads, segments, 1], 256)) } else { ("kda_one", grid) };
+            launch!(self, KDA, name, grid; batch.step(), sizes, proj, stride as i32, beta0 as i32, f, g, conv, a_log, dt_bias, o_norm, states,
                 carries, layers, layer as i32, out)?;
         }
         if has(least, most) {

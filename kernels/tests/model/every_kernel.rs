@@ -132,6 +132,8 @@ impl Cases<'_> {
         for seed in 0..3 {
             self.steps("KDA", &Kda::sized(seed, release), &[19, 5, 1]);
         }
+        // More heads than multiprocessors.
+        self.steps("KDA of many heads", &Kda::sized(3, KdaDims { heads: 140, ..release }), &[1]);
         self.steps("KDA of another shape", &Kda::new(1), &[17, 1]);
         let latent = MlaParams { heads: 17, qk_dim: 96, v_dim: 64, latent: 512 };
         let rows = if self.b.precision() == Precision::F32 { 18 } else { 70 };
