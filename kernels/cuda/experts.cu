@@ -34,11 +34,13 @@ DEVICE int best_of(const u32* keys, int n, u32* room) {
 
 #define MAX_EXPERTS 1024
 
-// The experts of the `topk` largest keys, in that order, by one warp that holds KEYS of them per lane; returns the sum of their scores.
+// The experts of the `topk` (up to 32) largest keys, by one warp that holds KEYS of them per lane: lane n gets the n-th. `sum`: of their scores, in
+// that order.
 template <int KEYS>
-DEVICE float choose(const u32* keys, const float* score, int experts, int topk, int* ids) {
+DEVICE int choose(const u32* keys, const float* score, int experts, int topk, float* sum) {
     u32 own[KEYS];
-    float sum = 0.0f;
+    int mine = 0;
+    *sum = 0.0f;
     UNROLL for (int i = 0; i < KEYS; i++) own[i] = lane_id() + 32 * i < experts ? keys[lane_id() + 32 * i] : 0;
     for (int n = 0; n < topk; n++) {
         u32 top = 0;
@@ -48,10 +50,10 @@ DEVICE float choose(const u32* keys, const float* score, int experts, int topk, 
         UNROLL for (int i = KEYS - 1; i >= 0; i--) at = own[i] == top ? lane_id() + 32 * i : at;
         at = (int)~warp_most(~(u32)at);
         UNROLL for (int i = 0; i < KEYS; i++) own[i] = lane_id() + 32 * i == at ? 0 : own[i];
-        sum += score[at];
-        if (lane_id() == n % 32) ids[n] = at;
+        *sum += score[at];
+        if (lane_id() == n) mine = at;
     }
-    return sum;
+    return mine;
 }
 
 // A block of 256 per row: sigmoid scores, bias for the choice only, groups by their two best, ties by lowest id.
@@ -63,12 +65,18 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
     SHARED u32 group[MAX_EXPERTS];
     SHARED u32 room[16];
     int r = block_x(), size = experts / groups;
-    begin_next();
-    await_ahead();
     const float* row = logits + (long long)r * experts;
-    for (int e = tid(); e < experts; e += threads()) {
-        score[e] = sigmoid(row[e]);
-        key[e] = ordered(score[e] + bias[e]);
+    float by[MAX_EXPERTS / 256], v[MAX_EXPERTS / 256];
+    begin_next();
+    UNROLL for (int i = 0; i < MAX_EXPERTS / 256; i++) by[i] = tid() + 256 * i < experts ? bias[tid() + 256 * i] : 0.0f;
+    await_ahead();
+    UNROLL for (int i = 0; i < MAX_EXPERTS / 256; i++) v[i] = tid() + 256 * i < experts ? row[tid() + 256 * i] : 0.0f;
+    UNROLL for (int i = 0; i < MAX_EXPERTS / 256; i++) {
+        int e = tid() + 256 * i;
+        if (e >= experts) break;
+        float own = sigmoid(v[i]);
+        score[e] = own;
+        key[e] = ordered(own + by[i]);
     }
     barrier();
     if (groups > 1 && topk_group < groups) {
@@ -98,11 +106,12 @@ route(const float* logits, const float* bias, int experts, int topk, int groups,
         barrier();
     }
     if (tid() >= 32) return;
-    float sum = experts <= 384 ? choose<12>(key, score, experts, topk, ids + r * topk) : choose<32>(key, score, experts, topk, ids + r * topk);
-    warp_barrier();
-    for (int i = lane_id(); i < topk; i += 32) {
-        float w = score[ids[r * topk + i]];
-        weights[r * topk + i] = scale * (norm_topk ? w / (sum + 1e-20f) : w);
+    float sum;
+    int mine = experts <= 384 ? choose<12>(key, score, experts, topk, &sum) : choose<32>(key, score, experts, topk, &sum);
+    if (lane_id() < topk) {
+        float w = score[mine];
+        ids[r * topk + lane_id()] = mine;
+        weights[r * topk + lane_id()] = scale * (norm_topk ? w / (sum + 1e-20f) : w);
     }
 }
 
