@@ -224,9 +224,11 @@ mhc_many4(Matrix fn, const float* y, const float* post, const float* comb, int d
 }
 
 // Softmax of rows, then Sinkhorn, of a 4 x 4 matrix (row-major) in one thread. Divisions of rows and columns by their sums only scale them:
-// the matrix stays as it is, and a factor per row and column carries the passes.
+// the matrix stays as it is, and a factor per row and column carries the passes: f / (f sum + eps), whose inverse is sum + eps / f. So a pass is a
+// sum, a multiply-add and one reciprocal, one after the other: the thread waits for each, and others for the thread.
 DEVICE void sinkhorn4(float* m, float eps, int iters) {
-    float row[4] = {1.0f, 1.0f, 1.0f, 1.0f}, col[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    float row[4] = {1.0f, 1.0f, 1.0f, 1.0f}, col[4] = {1.0f, 1.0f, 1.0f, 1.0f}; // factors
+    float per_row[4] = {1.0f, 1.0f, 1.0f, 1.0f}, per_col[4] = {1.0f, 1.0f, 1.0f, 1.0f}; // their inverses
     UNROLL for (int i = 0; i < 4; i++) {
         float* a = m + 4 * i;
         float top = at_least(at_least(a[0], a[1]), at_least(a[2], a[3]));
@@ -239,12 +241,14 @@ DEVICE void sinkhorn4(float* m, float eps, int iters) {
             UNROLL for (int i = 0; i < 4; i++) {
                 const float* a = m + 4 * i;
                 float sum = fma_of(a[1], col[1], a[0] * col[0]) + fma_of(a[3], col[3], a[2] * col[2]);
-                row[i] = quick_div(row[i], fma_of(row[i], sum, eps));
+                per_row[i] = fma_of(eps, per_row[i], sum);
+                row[i] = quick_inverse(per_row[i]);
             }
         }
         UNROLL for (int j = 0; j < 4; j++) {
             float sum = fma_of(m[4 + j], row[1], m[j] * row[0]) + fma_of(m[12 + j], row[3], m[8 + j] * row[2]);
-            col[j] = quick_div(col[j], fma_of(col[j], sum, eps));
+            per_col[j] = fma_of(eps, per_col[j], sum);
+            col[j] = quick_inverse(per_col[j]);
         }
     }
     UNROLL for (int i = 0; i < 16; i++) m[i] *= row[i >> 2] * col[i & 3];

@@ -62,7 +62,7 @@ DEVICE int count_up(int* where, int by) { return __atomic_fetch_add(where, by, _
 DEVICE u32 votes(bool v) { return __builtin_amdgcn_ballot_w32(v); }
 DEVICE int ones(u32 v) { return __builtin_popcount(v); }
 DEVICE int first_of(u32 v) { return __builtin_ctz(v); }
-DEVICE float quick_div(float a, float b) { return a * __builtin_amdgcn_rcpf(b); }
+DEVICE float quick_inverse(float x) { return __builtin_amdgcn_rcpf(x); }
 DEVICE void begin_next() {}
 DEVICE void await_ahead() {}
 // No barrier here lets a thread go on: both are whole ones.
@@ -128,8 +128,12 @@ DEVICE int count_up(int* where, int by) { return atomicAdd(where, by); }
 DEVICE u32 votes(bool v) { return __ballot_sync(0xffffffffu, v); }
 DEVICE int ones(u32 v) { return __popc(v); }
 DEVICE int first_of(u32 v) { return __ffs((int)v) - 1; }
-// a / b within two units of the last place; b of ordinary size.
-DEVICE float quick_div(float a, float b) { return __fdividef(a, b); }
+// 1 / x within a unit of the last place; x of ordinary size.
+DEVICE float quick_inverse(float x) {
+    float v;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+    return v;
+}
 
 // One barrier of THREADS threads at which some arrive without waiting and the others meet.
 template <int THREADS>
