@@ -149,80 +149,86 @@ struct Attending {
     uint4 weights[2][4][128];      // [part & 1]: as A of wgmma, registers 4 i .. 4 i + 3 of each thread of a warpgroup
     float2 factors[2][64];         // [part & 1][head]: how the part's sums join those before it
     float scales[2][64];           // of a row's last part: what the joint sum is multiplied by
-    int from[2][PART];             // [part & 1]: tokens, -1 where there is none
-    int said[2][2];                // [part & 1]: the piece of work, and what is to be done with the part
-    u64 here[2][CHUNKS], weighed[2], read[2], asked; // gates
+    int said[2][2];                // [part & 1]: the piece of work, and what the part is to it
+    u64 here[2][CHUNKS], done[2][CHUNKS], weighed[2], read[2], asked; // gates
 };
 static_assert(sizeof(Attending) <= 211 << 10, "more than a launch asks for");
 #define LAST_OF_ROW 1
-#define ONE_BEHIND_NEXT 2 // there is a part after the next one
-#define LAST 4
+#define LAST 2
 
-// mixed[r, h]: a block takes 64 heads of a row through all of the row's parts, then those of another row. Its first warpgroup makes scores and
-// weights; the other two share the sums' columns, chunk by chunk in turns, keep the joint sums in registers, and fetch the chunk of the part after
-// the next one to where they are done with one. Work is numbered (row, group of 64 heads).
-KERNEL __launch_bounds__(384, 1)
+// The parts of a block's rows in order. Work is numbered (row, group of 64 heads).
+struct Parts {
+    const int *chosen, *pages;
+    int work, all_work, limit, part, parts; // limit: tokens that the sequence's pages hold
+
+    DEVICE_MEMBER bool any() const { return work < all_work; }
+    DEVICE_MEMBER void begin_row(const Step& b, const int* selected, int width, int row0, int groups, int page_tokens) {
+        part = parts = 0;
+        if (!any()) return;
+        int r = row0 + work / groups, all = div_up(width, PART);
+        chosen = selected + (long long)r * width;
+        Segment s = b.segments[b.row_segment[r]];
+        limit = s.pages * page_tokens;
+        pages = b.pages + s.page0;
+        // Parts that hold anything: positions are ascending, and -1 behind them. A row without any has one in which nothing is there.
+        for (u32 some = ~0u; some == ~0u && parts < all;) {
+            int p = parts + lane_id();
+            some = votes(p < all && chosen[p * PART] >= 0);
+            parts += some == ~0u ? 32 : first_of(~some);
+        }
+        parts = max_of(parts, 1);
+    }
+    // The position that is row `i` of the part; -1: none.
+    DEVICE_MEMBER int position(int i, int width) const {
+        int at = part * PART + i, pos = at < width ? chosen[at] : -1;
+        return pos < limit ? pos : -1;
+    }
+};
+
+// mixed[r, h]: a block takes 64 heads of a row through all of the row's parts, then those of another row. Warpgroup 0 makes scores and weights;
+// 1 and 2 share the sums' columns, chunk by chunk in turns, and keep the joint sums in registers; 3 fetches chunks to where one is done with.
+KERNEL __launch_bounds__(512, 1)
 mla_attend_wide(Step b, const u8* folded, int padded, const u16* cache, int page_tokens, int layers, int layer, const int* selected, int width, int row0,
                 int rows, int heads, float scale, u8* mixed, int image_rows) {
     extern SHARED u8 space[];
     u32 base = (shared_at(space) + 1023) & ~1023u;
     Attending& m = *(Attending*)(space + (base - shared_at(space)));
-    u32 here = shared_at(m.here), weighed = shared_at(m.weighed), read = shared_at(m.read), asked = shared_at(&m.asked);
-    int lane = lane_id(), g = lane >> 2, t = lane & 3, warp = one_for_all(tid() >> 5), groups = div_up(heads, 64), all_work = rows * groups;
+    u32 here = shared_at(m.here), done = shared_at(m.done), weighed = shared_at(m.weighed), read = shared_at(m.read), asked = shared_at(&m.asked);
+    int lane = lane_id(), g = lane >> 2, t = lane & 3, warp = one_for_all(tid() >> 5), groups = div_up(heads, 64);
     begin_next();
     if (tid() == 0) {
-        for (int i = 0; i < 2 * CHUNKS; i++) gate_open(here + 8 * i, 128);
+        for (int i = 0; i < 2 * CHUNKS; i++) {
+            gate_open(here + 8 * i, 128);
+            gate_open(done + 8 * i, 4);
+        }
         for (int i = 0; i < 2; i++) {
-            gate_open(weighed + 8 * i, 4);
-            gate_open(read + 8 * i, 8);
+            gate_open(weighed + 8 * i, 128); // each thread answers for what it wrote or read: racecheck follows that
+            gate_open(read + 8 * i, 256);
         }
         gate_open(asked, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (padded & 63) // lines of heads that are not there
-        for (int i = tid(); i < CHUNKS * LINES / 16; i += 384) ((uint4*)m.q)[i] = {0, 0, 0, 0};
+        for (int i = tid(); i < CHUNKS * LINES / 16; i += 512) ((uint4*)m.q)[i] = {0, 0, 0, 0};
     to_engines();
     barrier();
     await_ahead();
+    Parts at = {selected, b.pages, block_x(), rows * groups, 0, 0, 0};
     if (warp < 4) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-        // What is looked up two parts ahead: a row's part, and which of its rows are there.
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+        // Which rows of the next part are there, and whether the row ends with it.
         struct Part {
             int work, last;
             u32 low, high;
         };
-        int work = block_x(), part = 0, parts = 0, limit = 0;
-        const int *chosen = selected, *pages = b.pages;
-        auto begin_row = [&] {
-            int r = row0 + work / groups, all = div_up(width, PART);
-            chosen = selected + (long long)r * width;
-            Segment s = b.segments[b.row_segment[r]];
-            limit = s.pages * page_tokens;
-            pages = b.pages + s.page0;
-            // Parts that hold anything: positions are ascending, and -1 behind them.
-            part = parts = 0;
-            for (u32 some = ~0u; some == ~0u && parts < all;) {
-                int p = parts + lane;
-                some = votes(p < all && chosen[p * PART] >= 0);
-                parts += some == ~0u ? 32 : first_of(~some);
-            }
-            parts = max_of(parts, 1);
-        };
-        auto look_up = [&](int stage) {
-            Part p = {work, part + 1 == parts, 0, 0};
-            if (work >= all_work) return p;
-            int at = part * PART + lane, low = at < width ? chosen[at] : -1, high = at + 32 < width ? chosen[at + 32] : -1;
-            bool low_there = low >= 0 && low < limit, high_there = high >= 0 && high < limit;
-            p.low = votes(low_there);
-            p.high = votes(high_there);
-            if (warp < 2) {
-                int pos = warp == 0 ? low : high, place = -1;
-                if (warp == 0 ? low_there : high_there) place = (pages[pos / page_tokens] * layers + layer) * page_tokens + pos % page_tokens;
-                m.from[stage][warp * 32 + lane] = place;
-            }
-            if (++part == parts) {
-                work += blocks_x();
-                if (work < all_work) begin_row();
+        auto look_up = [&] {
+            Part p = {at.work, at.part + 1 == at.parts, 0, 0};
+            if (!at.any()) return p;
+            p.low = votes(at.position(lane, width) >= 0);
+            p.high = votes(at.position(lane + 32, width) >= 0);
+            if (++at.part == at.parts) {
+                at.work += blocks_x();
+                at.begin_row(b, selected, width, row0, groups, page_tokens);
             }
             return p;
         };
@@ -231,17 +237,15 @@ mla_attend_wide(Step b, const u8* folded, int padded, const u16* cache, int page
             int h0 = work % groups * 64, lines = min_of(padded - h0, 64);
             const u8* from = folded + ((long long)(work / groups) * CHUNKS * padded + h0) * 128;
             gate_expect(asked, CHUNKS * lines * 128);
-            for (int c = 0; c < CHUNKS; c++) bring(base + c * LINES, from + (long long)c * padded * 128, lines * 128, asked);
+            UNROLL_1 for (int c = 0; c < CHUNKS; c++) bring(base + c * LINES, from + (long long)c * padded * 128, lines * 128, asked);
         };
-        if (tid() == 0) ask(work);
-        begin_row();
-        Part now = look_up(0), next = look_up(1);
-        if (tid() == 0) m.said[1][0] = next.work < all_work;
-        barrier(); // places are known
+        if (tid() == 0) ask(at.work);
+        at.begin_row(b, selected, width, row0, groups, page_tokens);
+        Part now = look_up();
         float run_top = -infinity(), run_total = 0.0f; // of head g + 8 (t & 1) of the warp's
         u32 row_parity = 0;
         bool fresh = true;
-        for (u32 n = 0; now.work < all_work; n++) {
+        for (u32 n = 0; now.work < at.all_work; n++) {
             u32 stage = n & 1, parity = n >> 1 & 1;
             if (fresh) {
                 gate_wait(asked, row_parity);
@@ -254,51 +258,53 @@ mla_attend_wide(Step b, const u8* folded, int padded, const u16* cache, int page
                 to_engines();
                 wgmma_begin();
                 UNROLL for (int k = half * CHUNKS * 2; k < (half + 1) * CHUNKS * 2; k++) {
-                    int at = k / 4 * (LINES / 16) + k % 4 * 2;
-                    scores_of(score[k & 1], operand_at(q_at, at), operand_at(c_at, at), k > 1);
+                    int in = k / 4 * (LINES / 16) + k % 4 * 2;
+                    scores_of(score[k & 1], operand_at(q_at, in), operand_at(c_at, in), k > 1);
                 }
                 wgmma_commit();
             }
-            Part behind = look_up(stage);
+            Part next = look_up();
             wgmma_wait<0>();
             if (now.last) {
                 meet_group(2); // all have read the queries
-                if (tid() == 0 && now.work + blocks_x() < all_work) ask(now.work + blocks_x());
+                if (tid() == 0 && next.work < at.all_work) ask(next.work);
             }
             float* w = score[0];
-            float top[2] = {-infinity(), -infinity()};
+            float tops[2][2]; // of each head two, which need not wait for each other
             bool whole = (now.low & now.high) == ~0u;
             UNROLL for (int i = 0; i < 32; i++) w[i] = score[0][i] + score[1][i];
             if (!whole)
                 UNROLL for (int i = 0; i < 32; i++)
                     if (!((i < 16 ? now.low : now.high) >> ((i >> 2 & 3) * 8 + t * 2 + (i & 1)) & 1)) w[i] = -infinity();
-            UNROLL for (int i = 0; i < 32; i++) top[i >> 1 & 1] = most_of(w[i], top[i >> 1 & 1]);
+            UNROLL for (int i = 0; i < 4; i++) tops[i >> 1][i & 1] = w[i];
+            UNROLL for (int i = 4; i < 32; i++) tops[i >> 1 & 1][i & 1] = most_of(tops[i >> 1 & 1][i & 1], w[i]);
+            float top[2], bases[2];
             UNROLL for (int i = 0; i < 2; i++) {
+                top[i] = most_of(tops[i][0], tops[i][1]);
                 top[i] = most_of(top[i], shuffle(top[i], lane ^ 1));
                 top[i] = most_of(top[i], shuffle(top[i], lane ^ 2));
+                bases[i] = base_of(top[i], scale);
             }
-            float bases[2] = {base_of(top[0], scale), base_of(top[1], scale)};
             UNROLL for (int i = 0; i < 32; i++) w[i] = weight_of(w[i], bases[i >> 1 & 1], scale);
             if (!whole)
                 UNROLL for (int i = 0; i < 32; i++)
                     if (!((i < 16 ? now.low : now.high) >> ((i >> 2 & 3) * 8 + t * 2 + (i & 1)) & 1)) w[i] = 0.0f;
-            // Sums of 8 rows each over the four lanes, as pairs of pairs, and these in ascending order: lanes with an even t end with head g's, the
-            // others with those of head g + 8; of each, lanes 0 and 1 have the first four groups of rows, 2 and 3 the others.
-            float some[8], total = 0.0f;
-            UNROLL for (int j = 0; j < 8; j++) {
-                float one = w[4 * j] + w[4 * j + 1], two = w[4 * j + 2] + w[4 * j + 3];
-                some[j] = (t & 1 ? two : one) + shuffle(t & 1 ? one : two, lane ^ 1);
-            }
-            UNROLL for (int j = 0; j < 4; j++) some[j] = (t & 2 ? some[j + 4] : some[j]) + shuffle(t & 2 ? some[j] : some[j + 4], lane ^ 2);
-            float half = ((some[0] + some[1]) + some[2]) + some[3];
-            total = shuffle(half, lane & ~2);
-            UNROLL for (int j = 0; j < 4; j++) total += some[j];
             gate_wait(read + 8 * stage, parity ^ 1);
             UNROLL for (int i = 0; i < 4; i++) {
                 const float* e = w + 8 * i;
                 uint4 a = {pair(e[0], e[1]), pair(e[2], e[3]), pair(e[4], e[5]), pair(e[6], e[7])};
                 m.weights[stage][i][tid()] = a;
             }
+            // Sums of 8 rows each over the four lanes, as pairs of pairs, and these in ascending order: lanes with an even t end with head g's, the
+            // others with those of head g + 8; of each, lanes 0 and 1 have the first four groups of rows, 2 and 3 the others.
+            float some[8];
+            UNROLL for (int j = 0; j < 8; j++) {
+                float one = w[4 * j] + w[4 * j + 1], two = w[4 * j + 2] + w[4 * j + 3];
+                some[j] = (t & 1 ? two : one) + shuffle(t & 1 ? one : two, lane ^ 1);
+            }
+            UNROLL for (int j = 0; j < 4; j++) some[j] = (t & 2 ? some[j + 4] : some[j]) + shuffle(t & 2 ? some[j] : some[j + 4], lane ^ 2);
+            float total = shuffle(((some[0] + some[1]) + some[2]) + some[3], lane & ~2);
+            UNROLL for (int j = 0; j < 4; j++) total += some[j];
             float most = (t & 1 ? top[1] : top[0]) * scale;
             if (is_nan(total)) most = total; // which no largest score shows
             float joint = at_least(run_top, most);
@@ -309,91 +315,91 @@ mla_attend_wide(Step b, const u8* folded, int padded, const u16* cache, int page
             if (t >= 2) {
                 int head = warp * 16 + g + 8 * (t & 1);
                 m.factors[stage][head] = f;
-                m.scales[stage][head] = run_total > 0.0f || is_nan(run_total) ? 1.0f / run_total : 0.0f;
+                if (now.last) m.scales[stage][head] = run_total > 0.0f || is_nan(run_total) ? 1.0f / run_total : 0.0f;
             }
             if (tid() == 0) {
                 m.said[stage][0] = now.work;
-                m.said[stage][1] = (now.last ? LAST_OF_ROW : 0) | (behind.work < all_work ? ONE_BEHIND_NEXT : 0) | (next.work < all_work ? 0 : LAST);
+                m.said[stage][1] = (now.last ? LAST_OF_ROW : 0) | (next.work < at.all_work ? 0 : LAST);
             }
-            warp_barrier();
-            gate_arrive(weighed + 8 * stage, lane == 0);
+            gate_arrive(weighed + 8 * stage, true);
             fresh = now.last;
             if (now.last) {
                 run_top = -infinity();
                 run_total = 0.0f;
             }
             now = next;
-            next = behind;
         }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-        int own = (warp >> 2) - 1, i_own = tid() & 127, line = i_own >> 3, piece = i_own & 7;
-        // The warpgroup's chunk `c` of the part of which a thread's rows are `tokens`.
-        u32 to = shared_at(m.c[0]) + own * LINES + line * 128 + ((piece ^ (line & 7)) << 4);
-        const u16* from = cache + own * 64 + piece * 8;
-        int tokens[4];
-        auto fetch = [&](u32 stage, int c) {
-            UNROLL for (int i = 0; i < 4; i++)
-                fetch16_of(to + stage * (CHUNKS * LINES) + c * 2 * LINES + i * 16 * 128, from + (long long)max_of(tokens[i], 0) * LATENT + c * 128,
-                           tokens[i]);
-            gate_follow(here + 8 * (stage * CHUNKS + 2 * c + own));
-        };
-        barrier(); // places are known
-        for (u32 stage = 0; stage < (m.said[1][0] ? 2 : 1); stage++) {
-            UNROLL for (int i = 0; i < 4; i++) tokens[i] = m.from[stage][line + 16 * i];
-            UNROLL for (int c = 0; c < CHUNKS / 2; c++) fetch(stage, c);
-        }
+    } else if (warp < 12) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+        int own = (warp >> 2) - 1, head = (warp & 3) * 16 + g, what = 0;
         float all[CHUNKS / 2][32];
         UNROLL for (int c = 0; c < CHUNKS / 2; c++)
             UNROLL for (int i = 0; i < 32; i++) all[c][i] = 0.0f;
-        int head = (warp & 3) * 16 + g, what = 0;
         for (u32 n = 0; !(what & LAST); n++) {
-            u32 stage = n & 1, parity = n >> 1 & 1;
-            gate_wait(weighed + 8 * stage, parity);
+            u32 stage = n & 1, c_at = start_of(shared_at(m.c[stage]) + own * LINES);
+            gate_wait(weighed + 8 * stage, n >> 1 & 1);
             uint4 w[4];
-            UNROLL for (int i = 0; i < 4; i++) w[i] = m.weights[stage][i][i_own];
+            UNROLL for (int i = 0; i < 4; i++) w[i] = m.weights[stage][i][tid() & 127];
             float2 f = m.factors[stage][head], f8 = m.factors[stage][head + 8];
-            float inv = m.scales[stage][head], inv8 = m.scales[stage][head + 8];
-            int work = one_for_all(m.said[stage][0]);
             what = one_for_all(m.said[stage][1]);
-            if (what & ONE_BEHIND_NEXT)
-                UNROLL for (int i = 0; i < 4; i++) tokens[i] = m.from[stage][line + 16 * i];
-            warp_barrier();
-            gate_arrive(read + 8 * stage, lane == 0);
             bool nothing = votes(f.y == 0.0f || f8.y == 0.0f) != 0;
-            u32 c_at = start_of(shared_at(m.c[stage]) + own * LINES);
             UNROLL for (int c = 0; c < CHUNKS / 2; c++) {
                 float acc[32];
                 wgmma_begin();
-                UNROLL for (int k = 0; k < 4; k++) through_lines(acc, w[k].x, w[k].y, w[k].z, w[k].w, operand_at(c_at, c * (2 * LINES / 16) + k * 128), k > 0);
+                UNROLL for (int k = 0; k < 4; k++)
+                    through_lines(acc, w[k].x, w[k].y, w[k].z, w[k].w, operand_at(c_at, c * (2 * LINES / 16) + k * 128), k > 0);
                 wgmma_commit();
                 wgmma_wait<0>();
-                if (what & ONE_BEHIND_NEXT) {
-                    meet_group(3 + own); // all have read the chunk
-                    fetch(stage, c);
-                }
+                gate_arrive(done + 8 * (stage * CHUNKS + 2 * c + own), lane == 0);
                 if (nothing) // what counts for nothing may be anything
                     UNROLL for (int i = 0; i < 32; i++) acc[i] = (i & 2 ? f8.y : f.y) == 0.0f ? 0.0f : acc[i];
                 UNROLL for (int i = 0; i < 32; i++) all[c][i] = fma_of(all[c][i], i & 2 ? f8.x : f.x, acc[i] * (i & 2 ? f8.y : f.y));
             }
-            if (!(what & LAST_OF_ROW)) continue;
-            int r = work / groups, h0 = work % groups * 64 + head;
-            UNROLL for (int c = 0; c < CHUNKS / 2; c++)
-                UNROLL for (int i = 0; i < 4; i++) {
-                    int upper = i >> 1, half = i & 1, h = h0 + 8 * upper;
-                    float by = upper ? inv8 : inv;
-                    u32 x[4];
-                    UNROLL for (int k = 0; k < 4; k++) {
-                        const float* two = all[c] + 4 * (2 * k + half) + 2 * upper;
-                        x[k] = pair(two[0] * by, two[1] * by);
+            if (what & LAST_OF_ROW) {
+                int work = one_for_all(m.said[stage][0]), r = work / groups, h0 = work % groups * 64 + head;
+                float inv[2] = {m.scales[stage][head], m.scales[stage][head + 8]};
+                UNROLL for (int c = 0; c < CHUNKS / 2; c++)
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        int upper = i >> 1, half = i & 1, h = h0 + 8 * upper;
+                        u32 x[4];
+                        UNROLL for (int k = 0; k < 4; k++) {
+                            const float* two = all[c] + 4 * (2 * k + half) + 2 * upper;
+                            x[k] = pair(two[0] * inv[upper], two[1] * inv[upper]);
+                        }
+                        uint4 four = {x[0], x[1], x[2], x[3]};
+                        u8* to = mixed + (((long long)h * CHUNKS + 2 * c + own) * image_rows + r) * 128;
+                        if (h < heads) *(uint4*)(to + (((4 * half + t) ^ (r & 7)) << 4)) = four;
                     }
-                    uint4 four = {x[0], x[1], x[2], x[3]};
-                    u8* to = mixed + (((long long)h * CHUNKS + 2 * c + own) * image_rows + r) * 128;
-                    if (h < heads) *(uint4*)(to + (((4 * half + t) ^ (r & 7)) << 4)) = four;
-                }
-            UNROLL for (int c = 0; c < CHUNKS / 2; c++)
-                UNROLL for (int i = 0; i < 32; i++) all[c][i] = 0.0f;
+                UNROLL for (int c = 0; c < CHUNKS / 2; c++)
+                    UNROLL for (int i = 0; i < 32; i++) all[c][i] = 0.0f;
+            }
+            gate_arrive(read + 8 * stage, true);
         }
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        // Of each chunk a thread fetches a piece of 16 bytes of rows `line`, `line` + 16 and so on.
+        int line = (tid() & 127) >> 3, piece = tid() & 7;
+        u32 to = shared_at(m.c[0]) + line * 128 + ((piece ^ (line & 7)) << 4);
+        const u16* from = cache + piece * 8;
+        at.begin_row(b, selected, width, row0, groups, page_tokens);
+        for (u32 n = 0; at.any(); n++) {
+            int pos = at.position(line + 16 * (lane & 3), width), token = -1, tokens[4];
+            if (pos >= 0) token = (at.pages[pos / page_tokens] * layers + layer) * page_tokens + pos % page_tokens;
+            UNROLL for (int i = 0; i < 4; i++) tokens[i] = (int)shuffle_bits((u32)token, (lane & ~7) + i);
+            u32 stage = n & 1;
+            UNROLL for (int c = 0; c < CHUNKS; c++) {
+                gate_wait(done + 8 * (stage * CHUNKS + c), (n >> 1 & 1) ^ 1);
+                UNROLL for (int i = 0; i < 4; i++)
+                    fetch16_of(to + stage * (CHUNKS * LINES) + c * LINES + i * 16 * 128, from + (long long)max_of(tokens[i], 0) * LATENT + c * 64,
+                               tokens[i]);
+                gate_follow(here + 8 * (stage * CHUNKS + c));
+            }
+            if (++at.part == at.parts) {
+                at.work += blocks_x();
+                at.begin_row(b, selected, width, row0, groups, page_tokens);
+            }
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
     }
 }
 

@@ -242,7 +242,7 @@ impl CudaBackend {
                 self.fold_mma(a, q, kv_b, n, folded, padded)?;
             }
             let blocks = sms.min(n * p.heads.div_ceil(WIDE_HEADS));
-            let grid = Grid { shared: ATTEND_SHARED, ..Grid::new([blocks, 1, 1], 384) };
+            let grid = Grid { shared: ATTEND_SHARED, ..Grid::new([blocks, 1, 1], 512) };
             launch!(self, MLA_WIDE, "mla_attend_wide", grid; a.batch.step(), folded, padded as i32, cache, page_tokens, layers, a.layer, a.chosen,
                 a.width as i32, row0 as i32, n_i, heads, a.scale(), mixed, image as i32)?;
             let blocks = (sms / p.heads).clamp(1, p.v_dim.div_ceil(128) * n.div_ceil(WIDE_ROWS));
