@@ -24,7 +24,7 @@ DEVICE float byte_up(u32 word, int i) { return as_float(__byte_perm(word, 0x4b00
 
 template <int T>
 struct CodedFormat {
-    static const int STEP = is_code8(T) ? 64 : 128, EACH = STEP / 4, AHEAD = 4, GROUPS = STEP / 16;
+    static const int STEP = is_code8(T) ? 64 : 128, EACH = STEP / 4, GROUPS = STEP / 16;
     static const bool SPLIT = true;
     static constexpr float LATE = 1.0f;
     // Scales of the step, and d (and dmin) of its 256 columns.
@@ -140,13 +140,9 @@ DEVICE void coded_product(const Matrix& m, const Raw& a, const Raw& b, X x, floa
     }
 }
 
-// One step's products of any type, activations as `step_product` takes them.
-template <int T, int NT>
-DEVICE void step_of(const Matrix& m, const typename Format<T>::Raw& a, const typename Format<T>::Raw& b, const u8* const* x, int k, float (*acc)[4]) {
-    if constexpr (is_coded(T)) {
-        int q = lane_id() & 3, from = k - q * Format<T>::EACH + 4 * q;
-        coded_product<T, NT>(m, a, b, [&](int j, int i) { return *(const uint2*)(x[j] + 2ll * (from + 16 * i)); }, acc);
-    } else {
-        step_product<T, NT>(a, b, x, k, acc);
-    }
+// One step's products of any type.
+template <int T, int NT, class X>
+DEVICE void step_of(const Matrix& m, const typename Format<T>::Raw& a, const typename Format<T>::Raw& b, const X& x, float (*acc)[4]) {
+    if constexpr (is_coded(T)) coded_product<T, NT>(m, a, b, [&](int j, int i) { return x.four(j, i); }, acc);
+    else step_product<T, NT>(a, b, x, acc);
 }

@@ -1,6 +1,7 @@
 // Products with weights of one stored type, compiled once per type (-DWEIGHT=...): scalar for exact f32, on the matrix units for bf16.
 // Neighbours: mma.cuh (the order of sums), wide.cuh (many rows on Hopper), experts.cu (grouping of rows), cuda/ops.rs (which kernel when).
-#include "tokens.cuh"
+#include "few.cuh"
+#include "some.cuh"
 #include "wide.cuh"
 
 // out[row, o] = x[row] . w[o]: a warp per output, lanes over K, eight rows at a time.
@@ -133,129 +134,19 @@ linear_few_many(Matrix m, const float* x, int x_stride, int rows, int wide, floa
 
 #if TANDEM_MMA && WEIGHT >= 2
 
-// Rows of x for this lane: row g of each tile of 8; any row where there is none, whose products nobody takes.
-template <int NT>
-DEVICE void lane_rows(const Tokens& t, const Tile& tile, const u8* x, int x_stride, const u8** rows) {
-    UNROLL for (int j = 0; j < NT; j++) {
-        int i = min_of(j * 8 + (lane_id() >> 2), tile.count - 1);
-        rows[j] = x + (long long)(entry(t, tile, i) / t.divide) * x_stride * 2;
-    }
-}
-
-// Adds the warps' sums in order; `at` numbers (tile of 8 rows, lane, register).
-DEVICE float joined(const float* sums, int size, int at) {
-    float v = 0.0f;
-    UNROLL_4 for (int w = 0; w < threads() >> 5; w++) v += sums[w * size + at];
-    return v;
-}
-
-// A block's products: `items` groups of 16 outputs, every so many blocks'th of them its own, with one tile of activations. Each warp takes its share of K;
-// the weights of its next steps are always on their way, also those of the next item's. `row(item, i)`: the matrix row of output i;
-// `finish(item, tile, sums, late)`: takes what the warps have summed and the factors of the rows.
-//
-// Where tiles are made by the kernel ahead, that one is awaited first; else only its activations are, once weights are coming.
-template <int NT, class R, class F>
-DEVICE void each_item(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int items, R row, F finish) {
-    const int SIDES = NT < 8 ? 2 : 1; // of what items share: with two, one may be read while the other is filled
-    SHARED ALIGNED float sums[SIDES][8 * NT * 128];
-    SHARED float late[SIDES][16];
-    typedef Coming<WEIGHT, NT> Next;
-    Tile tile;
-    begin_next();
-    if (t.tiles) await_ahead();
-    if (!tile_of(t, NT * 8, block_y(), &tile)) return; // only ever of tiles
-    typedef Format<WEIGHT> W;
-    int warp = tid() >> 5, g = lane_id() >> 2, steps = div_up(m.cols, W::STEP), share = div_up(steps, threads() >> 5);
-    int first = warp * share, end = min_of(steps, first + share), item = block_x(), side = 0, lane_k = (lane_id() & 3) * W::EACH;
-    Place a = place_of<WEIGHT>(m, tile.expert, row(item, g)), b = place_of<WEIGHT>(m, tile.expert, row(item, g + 8));
-    Next next;
-    // The place of a step.
-    auto at = [](Place p, int step) {
-        p.q += (long long)step * (64 * Span<WEIGHT>::BYTES);
-        return p;
-    };
-    {
-        Place pa = at(a, first), pb = at(b, first);
-        UNROLL for (int u = 0; u < Next::AHEAD; u++)
-            if (first + u < end) next.load(u, m, pa, pb, first * W::STEP + lane_k);
-    }
-    if (!t.tiles) await_ahead();
-    const u8* rows[NT];
-    lane_rows<NT>(t, tile, x, x_stride, rows);
-    while (item < items) {
-        int then = item + blocks_x();
-        Place na = a, nb = b;
-        if (then < items) {
-            na = place_of<WEIGHT>(m, tile.expert, row(then, g));
-            nb = place_of<WEIGHT>(m, tile.expert, row(then, g + 8));
-        }
-        float acc[NT][4] = {};
-        UNROLL_1 for (int s = first; s < end; s += Next::AHEAD) {
-            bool here = s + Next::AHEAD < end;
-            int coming = here ? s + Next::AHEAD : first, left = here || then < items ? end - coming : 0;
-            Place pa = at(here ? a : na, coming), pb = at(here ? b : nb, coming);
-            UNROLL for (int u = 0; u < Next::AHEAD; u++) {
-                if (s + u < end) step_of<WEIGHT, NT>(m, next.a[u], next.b[u], rows, (s + u) * W::STEP + lane_k, acc);
-                if (u < left) next.load(u, m, pa, pb, coming * W::STEP + lane_k);
-            }
-        }
-        UNROLL for (int j = 0; j < NT; j++) {
-            float4 four = {acc[j][0], acc[j][1], acc[j][2], acc[j][3]};
-            *(float4*)&sums[side][warp * NT * 128 + j * 128 + lane_id() * 4] = four;
-        }
-        if (tid() < 16) late[side][tid()] = late_of<WEIGHT>(m, tile.expert, row(item, tid()));
-        barrier();
-        finish(item, tile, sums[side], late[side]);
-        if (SIDES == 1) barrier();
-        side = SIDES - 1 - side;
-        item = then;
-        a = na;
-        b = nb;
-    }
-}
-
-template <int NT>
-DEVICE void linear_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float* out, int out_stride) {
-    auto row = [&](int item, int i) { return min_of(item * 16 + i, m.rows - 1); };
-    auto finish = [&](int item, const Tile& tile, const float* sums, const float* late) {
-        UNROLL_1 for (int at = tid(); at < NT * 128; at += threads()) {
-            int lane = (at >> 2) & 31, c = at & 3;
-            int o = (lane >> 2) + ((c >> 1) << 3), i = (at >> 7) * 8 + ((lane & 3) << 1) + (c & 1);
-            if (item * 16 + o < m.rows && i < tile.count)
-                out[(long long)entry(t, tile, i) * out_stride + item * 16 + o] = joined(sums, NT * 128, at) * late[o];
-        }
-    };
-    each_item<NT>(m, t, x, x_stride, div_up(m.rows, 16), row, finish);
-}
-
-// hidden[row, h] = swiglu(x[row] . gate[h], x[row] . up[h]) as bf16; gate lies over up: rows h and half + h. An item is 8 of them. Rows of
-// hidden are `padded` wide, with zeros behind.
-template <int NT>
-DEVICE void glu_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, float limit, u16* hidden, int padded) {
-    int half = m.rows >> 1;
-    auto row = [&](int item, int i) { return min_of(item * 8 + (i & 7), half - 1) + (i < 8 ? 0 : half); };
-    auto finish = [&](int item, const Tile& tile, const float* sums, const float* late) {
-        UNROLL_1 for (int n = tid(); n < NT * 64; n += threads()) {
-            int o = n & 7, i = n >> 3, h = item * 8 + o; // of the 8 hidden; of the NT*8 activation rows
-            int at = (i >> 3) * 128 + (o * 4 + ((i & 7) >> 1)) * 4 + (i & 1);
-            if (i < tile.count) {
-                u16* to = hidden + (long long)entry(t, tile, i) * padded;
-                float gate = joined(sums, NT * 128, at) * late[o], up = joined(sums, NT * 128, at + 2) * late[8 + o];
-                if (h < half) to[h] = to_bf16(swiglu(gate, up, limit));
-                if (item * 8 + 8 >= half && o == 0)
-                    for (int z = half; z < padded; z++) to[z] = 0;
-            }
-        }
-    };
-    each_item<NT>(m, t, x, x_stride, div_up(half, 8), row, finish);
-}
+// Activations of a block's stage (below): the lane's, of tile 0.
+struct StagedX {
+    const u8* at;
+    int line;
+    DEVICE_MEMBER uint4 piece(int j, int i) const { return *(const uint4*)(at + j * 8 * line + i * 64); }
+};
 
 // Many rows: a block owns 64 rows of activations and 16 outputs (or 8 hidden) per warp; all of K passes each warp, share by share in the order
 // of `joined`, so that the bits are those of the kernels above. Activations go through shared memory, STAGES steps deep. Blocks that run at a
 // time mostly share their weights: those of all rows follow each other.
 template <bool GLU>
 DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride, int shares, float* out, int out_stride, float limit, u16* hidden,
-                     int padded) {
+                     int padded, int each) {
     typedef Format<WEIGHT> F;
     const int E = F::EACH, ROWS = 64, LINE = F::STEP * 2 + 16, PER_LINE = F::STEP / 8; // bytes of a row's step, 16-byte pieces of it
     const int STAGES = F::STEP > 64 ? 2 : 4;
@@ -304,30 +195,7 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
         auto at = [&](int j, int i) { return *(const uint2*)&stage[s % STAGES][(j * 8 + g) * LINE + (16 * i + 4 * q) * 2]; };
         coded_product<WEIGHT, 8>(m, a, b, at, acc);
 #else
-        u32 pa[E / 2], pb[E / 2];
-        F::unpack(a, pa);
-        F::unpack(b, pb);
-        float fa = F::SPLIT ? F::factor(a) : 1.0f, fb = F::SPLIT ? F::factor(b) : 1.0f;
-        UNROLL for (int j = 0; j < 8; j++) {
-            u32 px[E / 2];
-            const uint4* line = (const uint4*)(&stage[s % STAGES][(j * 8 + g) * LINE + q * E * 2]);
-            UNROLL for (int i = 0; i < E / 8; i++) {
-                uint4 v = line[i];
-                px[4 * i] = v.x; px[4 * i + 1] = v.y; px[4 * i + 2] = v.z; px[4 * i + 3] = v.w;
-            }
-            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            float* c = F::SPLIT ? part : acc[j];
-            UNROLL for (int i = 0; i < E / 4; i++) {
-                u32 frag[4] = {pa[2 * i], pb[2 * i], pa[2 * i + 1], pb[2 * i + 1]};
-                mma(c, frag, px[2 * i], px[2 * i + 1]);
-            }
-            if (F::SPLIT) {
-                acc[j][0] = fma_of(fa, part[0], acc[j][0]);
-                acc[j][1] = fma_of(fa, part[1], acc[j][1]);
-                acc[j][2] = fma_of(fb, part[2], acc[j][2]);
-                acc[j][3] = fma_of(fb, part[3], acc[j][3]);
-            }
-        }
+        step_product<WEIGHT, 8>(a, b, StagedX{&stage[s % STAGES][g * LINE + q * 16], LINE}, acc);
 #endif
         if ((s + 1) % share == 0 || s + 1 == steps) {
             UNROLL for (int j = 0; j < 8; j++)
@@ -346,9 +214,9 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
             if (row < 0) continue;
             if (GLU) {
                 u16* line = hidden + (long long)row * padded;
-                if (o < half) line[o] = to_bf16(swiglu(total[j][c] * late_a, total[j][c + 2] * late_b, limit));
+                if (o < half) line[place_of_x(o, each)] = to_bf16(swiglu(total[j][c] * late_a, total[j][c + 2] * late_b, limit));
                 if (o == half - 1)
-                    for (int h = half; h < padded; h++) line[h] = 0;
+                    for (int h = half; h < padded; h++) line[place_of_x(h, each)] = 0;
             } else {
                 float* line = out + (long long)row * out_stride;
                 if (o < m.rows) line[o] = total[j][c] * late_a;
@@ -364,10 +232,10 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
 #define BIG_BOUNDS BOUNDS_2(256)
 #endif
 KERNEL BIG_BOUNDS linear_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float* out, int out_stride) {
-    big_tile<false>(m, t, x, x_stride, shares, out, out_stride, 0.0f, (u16*)0, 0);
+    big_tile<false>(m, t, x, x_stride, shares, out, out_stride, 0.0f, (u16*)0, 0, 0);
 }
-KERNEL BIG_BOUNDS glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded) {
-    big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded);
+KERNEL BIG_BOUNDS glu_big(Matrix m, Tokens t, const u8* x, int x_stride, int shares, float limit, u16* hidden, int padded, int each) {
+    big_tile<true>(m, t, x, x_stride, shares, (float*)0, 0, limit, hidden, padded, each);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && WEIGHT < 7 // codes have none
@@ -383,15 +251,59 @@ KERNEL WIDE_BOUNDS glu_wide(Matrix m, Tokens t, const u8* x, int x_rows, int sha
 }
 #endif
 
+#define SOME(NT, BLOCKS) \
+    KERNEL BLOCKS(256) linear_some_##NT(Matrix m, int rows, const u8* x, int x_stride, int from, int end, float4* sums) { \
+        auto row = [&](int item, int i) { return item * 16 + i; }; \
+        some_products<NT>(m, rows, x, x_stride, from, end, row, sums); \
+    } \
+    KERNEL BLOCKS(256) glu_some_##NT(Matrix m, int rows, const u8* x, int x_stride, int from, int end, float4* sums) { \
+        auto row = [&](int item, int i) { return item * 8 + (i & 7) + (i < 8 ? 0 : m.rows >> 1); }; \
+        some_products<NT>(m, rows, x, x_stride, from, end, row, sums); \
+    }
+SOME(2, BOUNDS_2)
+SOME(4, BOUNDS_2)
+SOME(8, BOUNDS)
+
+// What `linear_some_*` left becomes outputs. Blocks (item, rows' tile), 32 threads per 8 rows.
+KERNEL BOUNDS(256) linear_join(Matrix m, int rows, int from, int shares, const float4* sums, float* out, int out_stride) {
+    begin_next();
+    await_ahead();
+    float4 v = joined_shares(sums, shares);
+    int r = joined_row(), o = (from + block_x()) * 16 + joined_output();
+    float late_a = late_of<WEIGHT>(m, 0, min_of(o, m.rows - 1)), late_b = late_of<WEIGHT>(m, 0, min_of(o + 8, m.rows - 1));
+    float* line = out + (long long)r * out_stride + o;
+    if (r < rows && o < m.rows) line[0] = v.x * late_a;
+    if (r < rows && o + 8 < m.rows) line[8] = v.z * late_b;
+    line += out_stride;
+    if (r + 1 < rows && o < m.rows) line[0] = v.y * late_a;
+    if (r + 1 < rows && o + 8 < m.rows) line[8] = v.w * late_b;
+}
+// The same of `glu_some_*`, as `glu_tile` makes hidden rows.
+KERNEL BOUNDS(256)
+glu_join(Matrix m, int rows, int from, int shares, const float4* sums, float limit, u16* hidden, int padded, int each) {
+    begin_next();
+    await_ahead();
+    float4 v = joined_shares(sums, shares);
+    int half = m.rows >> 1, r = joined_row(), h = (from + block_x()) * 8 + joined_output();
+    float gate = late_of<WEIGHT>(m, 0, h), up = late_of<WEIGHT>(m, 0, half + h);
+    float values[2] = {swiglu(v.x * gate, v.z * up, limit), swiglu(v.y * gate, v.w * up, limit)};
+    UNROLL for (int i = 0; i < 2; i++) {
+        if (r + i >= rows) continue;
+        u16* to = hidden + (long long)(r + i) * padded;
+        to[place_of_x(h, each)] = to_bf16(values[i]);
+        if (h == half - 1)
+            for (int z = half; z < padded; z++) to[place_of_x(z, each)] = 0;
+    }
+}
+
 #define FEW(NT, BLOCKS) \
     KERNEL BLOCKS(256) linear_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float* out, int out_stride) { \
         linear_tile<NT>(m, t, x, x_stride, out, out_stride); \
     } \
-    KERNEL BLOCKS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded) { \
-        glu_tile<NT>(m, t, x, x_stride, limit, hidden, padded); \
+    KERNEL BLOCKS(256) glu_##NT(Matrix m, Tokens t, const u8* x, int x_stride, float limit, u16* hidden, int padded, int each) { \
+        glu_tile<NT>(m, t, x, x_stride, limit, hidden, padded, each); \
     }
 FEW(1, BOUNDS_2)
-FEW(2, BOUNDS_2)
 FEW(8, BOUNDS)
 
 #endif

@@ -21,7 +21,6 @@ DEVICE long long image_byte(int at, int row, int rows) {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-DEVICE u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE void gate_open(u32 gate, int arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(gate), "r"(arrivals) : "memory"); }
 DEVICE void gate_expect(u32 gate, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(gate), "r"(bytes) : "memory");

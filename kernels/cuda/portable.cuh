@@ -135,6 +135,9 @@ DEVICE float quick_inverse(float x) {
     return v;
 }
 
+// Where memory of the block lies in its own space of addresses.
+DEVICE u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
 // One barrier of THREADS threads at which some arrive without waiting and the others meet.
 template <int THREADS>
 DEVICE void arrive() { asm volatile("bar.arrive 1, %0;" ::"n"(THREADS) : "memory"); }

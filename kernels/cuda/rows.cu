@@ -64,13 +64,19 @@ KERNEL BOUNDS(256) collapse(Chosen chosen, const float* streams, int n, int d, c
     for (int i = tid(); i < d; i += threads()) to[i] = to[i] * scale * norm[i];
 }
 
-// Rows of f32 as bf16, padded with zeros to `padded` columns. A block per row.
-KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, u16* out, int padded) {
+// Rows of f32 as bf16, padded with zeros to `padded` columns (a multiple of 8), in the order that products with weights of EACH `each` take (mma.cuh).
+// Blocks (row, 2048 columns).
+KERNEL BOUNDS(256) to_bf16_rows(const float* x, int stride, int cols, int wide, u16* out, int padded, int each) {
     begin_next();
     await_ahead();
-    const float* row = x + (long long)block_x() * stride;
-    u16* to = out + (long long)block_x() * padded;
-    for (int i = tid(); i < padded; i += threads()) to[i] = i < cols ? to_bf16(row[i]) : (u16)0;
+    int k = (block_y() * threads() + tid()) * 8;
+    if (k >= padded) return;
+    float v[8];
+    load8_row(x + (long long)block_x() * stride, k, cols, wide, v);
+    u32 pairs[4];
+    UNROLL for (int i = 0; i < 4; i++) pairs[i] = (u32)to_bf16(v[2 * i]) | (u32)to_bf16(v[2 * i + 1]) << 16;
+    uint4 eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    *(uint4*)(out + (long long)block_x() * padded + place_of_x(k, each)) = eight;
 }
 
 // Rows of f32 as a bf16 image of `rows` rows (hopper.cuh) for weights of EACH `each`. A block per row of the image: row p of x, or with an order the one
@@ -109,6 +115,14 @@ KERNEL BOUNDS(256) order_nibbles(u32* words, long long n) {
     if (i < n) words[i] = spread(words[i]);
 }
 
+// The same for E4M3.
+KERNEL BOUNDS(256) order_e4m3(u32* words, long long n) {
+    begin_next();
+    await_ahead();
+    long long i = (long long)block_x() * threads() + tid();
+    if (i < n) words[i] = spread_e4m3(words[i]);
+}
+
 // Rows as they were packed -> tiles of 16 as weights.cuh describes them, 8 bytes per thread. `bytes`: of one lane (Span::BYTES).
 KERNEL BOUNDS(256) tile_rows(const u8* from, u8* to, int q_row, int bytes, long long words) {
     begin_next();
@@ -120,6 +134,16 @@ KERNEL BOUNDS(256) tile_rows(const u8* from, u8* to, int q_row, int bytes, long 
     long long place = (long long)(row >> 4) * 16 * q_row + (long long)step * 64 * bytes + (row >> 3 & 1) * 32 * bytes + inner / 16 * 512 +
                       ((row & 7) * 4 + lane) * piece + inner % 16;
     *(u64*)(to + place) = *(const u64*)(from + 8 * i);
+}
+
+// Rows of scales as they were packed -> tiles of 16 as weights.cuh describes them, two bytes per thread. `bytes`: of a row's step (Span::SCALES).
+KERNEL BOUNDS(256) tile_scales(const u16* from, u8* to, int s_row, int bytes, long long words) {
+    begin_next();
+    await_ahead();
+    long long i = (long long)block_x() * threads() + tid();
+    if (i >= words) return;
+    int row = (int)(i / (s_row >> 1)), at = (int)(i % (s_row >> 1)) * 2;
+    *(u16*)(to + (long long)(row >> 4) * 16 * s_row + at / bytes * 16 * bytes + (row & 15) * bytes + at % bytes) = from[i];
 }
 
 // Reads memory as fast as it goes: what other kernels are measured against. `out` is only written where a sum is one that never comes.

@@ -2,12 +2,13 @@
 //
 // Rows are padded with zeros to a multiple of 128 elements. F32 and F16 lie row by row. All other types lie in tiles of 16 rows as a warp reads
 // them for the matrix units: `[tile][step][half of 8 rows][piece][row][lane of 4][16 bytes]`, where a step is what four lanes take of a row at
-// once, so that every load of a warp is 512 bytes in a row. `spot` finds an element.
+// once, so that every load of a warp is 512 bytes in a row. `spot` finds an element. Scales of NVFP4, MXFP4 and Q8_0 lie in the same tiles: `[tile][step][row]`,
+// Span::SCALES bytes each.
 //
 // | type | elements | scales |
 // |---|---|---|
 // | F32, F16, BF16 | as stored | none |
-// | E4M3 | a byte each | f32 grid: one per `row block x 2^bshift columns`, offset for windows |
+// | E4M3 | four in a word as `spread_e4m3` lays them out | f32 grid: one per `row block x 2^bshift columns`, offset for windows |
 // | NVFP4 | eight in a word as `spread` lays them out | an E4M3 byte per 16 |
 // | MXFP4 | the same | an E8M0 byte per 32 |
 // | Q8_0 | a signed byte each | an f16 per 32 |
@@ -59,6 +60,7 @@ struct Span {
     static const int EACH = STEP / 4;
     static const int BYTES = T == T_BF16 ? 32 : T == T_Q8_0 ? 8 : 16;
     static const int PIECE = BYTES < 16 ? BYTES : 16;
+    static const int SCALES = T == T_NVFP4 ? 8 : T == T_MXFP4 ? 4 : 2; // bytes of a row's step, where scales lie in tiles
 };
 
 // Where element k of a row lies (k a multiple of 8; of a tiled type).
@@ -67,6 +69,19 @@ DEVICE const u8* spot(const Row& r, int k) {
     typedef Span<T> S;
     int byte = k % S::EACH * S::BYTES / S::EACH;
     return r.q + (long long)(k / S::STEP) * (64 * S::BYTES) + byte / 16 * 512 + k % S::STEP / S::EACH * S::PIECE + byte % 16;
+}
+
+// E4M3: the row of scales of a row. Divisions take long, and blocks are mostly of 128 rows or of one.
+DEVICE int scale_row_of(const Matrix& m, int row) {
+    u32 n = (u32)(row + m.row_off), by = (u32)m.brows;
+    return (int)((by & (by - 1)) == 0 ? n >> first_of(by) : n / by);
+}
+
+// Where a row's scales begin: a step's are 16 Span::SCALES bytes from the last's where they lie in tiles.
+DEVICE long long scales_at(const Matrix& m, int row) {
+    if (m.type == T_E4M3) row = scale_row_of(m, row);
+    if (m.type < T_NVFP4 || m.type > T_Q8_0) return (long long)row * m.s_row;
+    return (long long)(row >> 4) * 16 * m.s_row + (row & 15) * (m.type == T_NVFP4 ? 8 : m.type == T_MXFP4 ? 4 : 2);
 }
 
 DEVICE Row row_of(const Matrix& m, int expert, int row) {
@@ -78,8 +93,7 @@ DEVICE Row row_of(const Matrix& m, int expert, int row) {
         int bytes = m.type == T_BF16 ? 32 : m.type == T_Q8_0 ? 8 : 16, piece = m.type == T_Q8_0 ? 8 : 16;
         r.q += (long long)(row >> 4) * 16 * m.q_row + (row >> 3 & 1) * 32 * bytes + (row & 7) * 4 * piece;
     }
-    int srow = m.type == T_E4M3 ? (row + m.row_off) / m.brows : row;
-    r.s = m.s ? m.s + expert * m.s_each + (long long)srow * m.s_row : (const u8*)0;
+    r.s = m.s ? m.s + expert * m.s_each + scales_at(m, row) : (const u8*)0;
     r.late = m.factors ? m.factors[expert * m.factor_each + row / m.factor_rows] : m.global;
     return r;
 }
@@ -94,25 +108,40 @@ DEVICE float e8m0(u8 b) { return b == 255 ? not_a_number() : as_float(b == 0 ? 0
 // The four bits of an E2M1 number in the low nibble.
 DEVICE float e2m1(u32 n) { return as_float(((n & 8u) << 28) | ((n & 7u) << 22)) * as_float(0x7e800000u); } // 2^126
 
-// How eight E2M1 numbers lie in a word: the even ones in its lower half, the odd ones in its upper half, so that a mask takes two into the halves of a
-// register. There a number belongs at bits 15 (sign) and 8-6 of its half (bf16, but for a factor of 2^126): the first pair lies so, the second and
-// third lie 3 and 6 bits lower, and the fourth has what is left: sign 14, then 13, 11 and 10.
+// How eight E2M1 numbers lie in a word: even ones belong to its lower half, odd ones to its upper half, so that a mask takes two into the halves of a
+// register. There a number belongs at bits 15 (sign) and 8-6 of its half (bf16, but for a factor of 2^126). Of the four pairs the first lies so; the second
+// 6 bits lower; the third 4 bits higher around the word; and the fourth 2 bits lower but for bit 8, which lies 6 higher. Bit `to` of element i's half is:
+DEVICE int bit_of(int i, int to) {
+    int pair = i >> 1, at = to + 16 * (i & 1);
+    return pair == 0 ? at : pair == 1 ? at - 6 : pair == 2 ? (at + 4) & 31 : to == 8 ? at + 6 : at - 2;
+}
 DEVICE u32 spread(u32 nibbles) {
     u32 to = 0;
     UNROLL for (int i = 0; i < 8; i++) {
-        u32 n = nibbles >> (4 * i), sign = n >> 3 & 1u, rest = n & 7u, half;
-        if (i >> 1 < 3) half = (sign << 15 | rest << 6) >> (3 * (i >> 1));
-        else half = sign << 14 | (rest & 4u) << 11 | (rest & 3u) << 10;
-        to |= half << (16 * (i & 1));
+        u32 n = nibbles >> (4 * i);
+        to |= (n >> 3 & 1u) << bit_of(i, 15) | (n >> 2 & 1u) << bit_of(i, 8) | (n >> 1 & 1u) << bit_of(i, 7) | (n & 1u) << bit_of(i, 6);
     }
     return to;
 }
 // Number i of such a word, in the low nibble.
-DEVICE u32 nibble_of(u32 word, int i) {
-    u32 half = word >> (16 * (i & 1)) & 0xffffu;
-    if (i >> 1 == 3) return half >> 11 & 8u | half >> 11 & 4u | half >> 10 & 3u;
-    half <<= 3 * (i >> 1);
-    return half >> 12 & 8u | half >> 6 & 7u;
+DEVICE u32 nibble_of(u32 w, int i) {
+    return (w >> bit_of(i, 15) & 1u) << 3 | (w >> bit_of(i, 8) & 1u) << 2 | (w >> bit_of(i, 7) & 1u) << 1 | (w >> bit_of(i, 6) & 1u);
+}
+
+// How four E4M3 numbers lie in a word, for the same end: 0 and 2 in its lower half, 1 and 3 in its upper half. Of a half, bits 15 (sign) and 10-4 are the
+// first number (bf16, but for a factor of 2^120); the second has its lower four bits at 3-0, its sign at 11 and the rest at 14-12.
+DEVICE u32 spread_e4m3(u32 bytes) {
+    u32 to = 0;
+    UNROLL for (int i = 0; i < 2; i++) {
+        u32 a = bytes >> (8 * i) & 0xffu, b = bytes >> (8 * i + 16) & 0xffu;
+        to |= ((a & 0x80u) << 8 | (a & 0x7fu) << 4 | (b & 0x80u) << 4 | (b & 0x70u) << 8 | (b & 0x0fu)) << (16 * i);
+    }
+    return to;
+}
+// Byte i of such a word.
+DEVICE u8 e4m3_of(u32 w, int i) {
+    u32 half = w >> (16 * (i & 1));
+    return (u8)(i < 2 ? (half >> 8 & 0x80u) | (half >> 4 & 0x7fu) : (half >> 4 & 0x80u) | (half >> 8 & 0x70u) | (half & 0x0fu));
 }
 
 // Elements [k, k + 8) of a row, k a multiple of 8, but for the row's `late` factor.
@@ -144,23 +173,23 @@ DEVICE void load8_e4m3(const Matrix& m, const Row& r, int k, float* w) {
     int last = (m.cols - 1 + m.col_off) >> m.bshift; // padding has no scale of its own
     UNROLL for (int i = 0; i < 8; i++) {
         u32 word = i < 4 ? v.x : v.y;
-        float f = e4m3((u8)(word >> (8 * (i & 3))));
+        float f = e4m3(e4m3_of(word, i & 3));
         w[i] = s ? f * s[min_of((k + i + m.col_off) >> m.bshift, last)] : f;
     }
 }
 DEVICE void load8_nvfp4(const Matrix&, const Row& r, int k, float* w) {
     u32 v = *(const u32*)spot<T_NVFP4>(r, k);
-    float f = e4m3(r.s[k >> 4]);
+    float f = e4m3(r.s[(k >> 7) * 128 + (k >> 4 & 7)]);
     UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(nibble_of(v, i)) * f;
 }
 DEVICE void load8_mxfp4(const Matrix&, const Row& r, int k, float* w) {
     u32 v = *(const u32*)spot<T_MXFP4>(r, k);
-    float f = e8m0(r.s[k >> 5]);
+    float f = e8m0(r.s[(k >> 7) * 64 + (k >> 5 & 3)]);
     UNROLL for (int i = 0; i < 8; i++) w[i] = e2m1(nibble_of(v, i)) * f;
 }
 DEVICE void load8_q8_0(const Matrix&, const Row& r, int k, float* w) {
     uint2 v = *(const uint2*)spot<T_Q8_0>(r, k);
-    float d = half_to_float(((const u16*)r.s)[k >> 5]);
+    float d = half_to_float(*(const u16*)(r.s + (k >> 5) * 32));
     UNROLL for (int i = 0; i < 8; i++) {
         u32 word = i < 4 ? v.x : v.y;
         w[i] = d * (float)(signed char)(word >> (8 * (i & 3)));
@@ -218,4 +247,12 @@ DEVICE void load8_row(const float* x, int k, int cols, bool wide, float* v) {
     } else {
         UNROLL for (int i = 0; i < 8; i++) v[i] = k + i < cols ? x[k + i] : 0.0f;
     }
+}
+
+// Where element k of a row of activations lies: in each step of the weights' type pieces of 16 bytes are in order of lanes, so that the four lanes of a row
+// read 64 bytes together. EACH: of the type, 0 for codes, which take elements in order.
+DEVICE int place_of_x(int k, int each) {
+    if (each == 0) return k;
+    int in = k % (4 * each), n = in % each;
+    return k - in + n / 8 * 32 + in / each * 8 + n % 8;
 }

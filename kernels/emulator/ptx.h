@@ -65,6 +65,9 @@ static void cp_async_cg_shared_global(unsigned to, const void* from, int size, b
     cp_async_cg_shared_global(to, from, size, ignored ? 0 : size);
 }
 static void cp_async_cg_shared_global(unsigned to, const void* from, int size) { memcpy(at(to), from, size); }
+static void cp_async_ca_shared_global(unsigned to, const void* from, int size) { memcpy(at(to), from, size); }
+static void cp_async_cg_shared_global_L2__cache_hint(unsigned to, const void* from, int size, uint64_t) { memcpy(at(to), from, size); }
+static void createpolicy_fractional_L2__evict_first_b64(unsigned long long& policy, double) { policy = 0; }
 static void cp_async_commit_group() {}
 static void cp_async_wait_group(int) {}
 static void cp_async_wait_all() {}

@@ -54,18 +54,25 @@ pub(super) const MANY: (&str, usize) = ("mla_attend_many", 180 << 10);
 /// What such kernels use beside it.
 const STATIC_SHARED: usize = 2 << 10;
 
-/// The shared memory that a kernel whose launches size it may ask for.
-fn dynamic_shared(name: &str) -> Option<usize> {
+/// Kernels of few rows (few.cuh), and those of some (some.cuh) with the most that they take where there is more than on the oldest chips.
+const FEW: [&str; 4] = ["linear_1", "linear_8", "glu_1", "glu_8"];
+const SOME: [&str; 6] = ["linear_some_2", "linear_some_4", "linear_some_8", "glu_some_2", "glu_some_4", "glu_some_8"];
+pub(super) const SOME_SHARED: usize = 224 << 10;
+
+/// The shared memory that a kernel whose launches size it may ask for, where a block may have `most`.
+fn dynamic_shared(name: &str, most: usize) -> Option<usize> {
     if WIDE.contains(&name) {
         Some(WIDE_SHARED)
     } else if name == "mla_fold_wide" {
         Some(FOLD_SHARED)
     } else if name == "mla_attend_wide" {
         Some(ATTEND_SHARED)
+    } else if SOME.contains(&name) {
+        Some(most.min(SOME_SHARED))
     } else if name == MANY.0 {
         Some(MANY.1)
     } else {
-        DYNAMIC_SHARED.contains(&name).then_some(MOST_SHARED - STATIC_SHARED)
+        (DYNAMIC_SHARED.contains(&name) || FEW.contains(&name)).then_some(MOST_SHARED - STATIC_SHARED)
     }
 }
 
@@ -157,7 +164,7 @@ impl Kernels {
         // SAFETY: the module is loaded and is never unloaded.
         unsafe {
             check(name, cu::cuModuleGetFunction(&raw mut function, module.module, text.as_ptr()))?;
-            if let Some(most) = dynamic_shared(name) {
+            if let Some(most) = dynamic_shared(name, self.device.shared) {
                 let attribute = cu::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 check(name, cu::cuFuncSetAttribute(function, attribute, most as i32))?;
             }

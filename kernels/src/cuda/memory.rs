@@ -56,6 +56,8 @@ pub(super) enum Use {
     Groups,
     /// Outputs of the experts, one row per pair.
     Pairs,
+    /// Sums of shares of K.
+    Shares,
     /// Partial sums of hyper-connections.
     Mhc,
     /// What chunks of KDA need beside the state.

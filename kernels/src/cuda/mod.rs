@@ -24,6 +24,7 @@ pub(crate) mod coded;
 mod backend;
 mod batch;
 mod driver;
+mod few;
 mod lend;
 mod loaded;
 mod memory;

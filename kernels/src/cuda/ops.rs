@@ -7,6 +7,7 @@ use super::{
     CudaBackend, CudaBank, CudaWeight,
     compile::{EXPERTS, MHC, ROWS},
     driver::{Grid, launch},
+    few::To,
     memory::{EXPERT_ROWS, Scratch, Use, WIDE_EXPERT_ROWS},
     pack::{Kind, PAD},
     weight::{GateUp, Matrix, Part},
@@ -45,8 +46,8 @@ impl Acts {
 pub(super) enum Input {
     /// As they are: read by the scalar kernel from where they lie.
     F32,
-    /// Padded with zeros to a multiple of [`PAD`].
-    Bf16 { at: u64, stride: usize },
+    /// Padded with zeros to a multiple of [`PAD`], for weights that take them in an order ([`Part::x_order`]).
+    Bf16 { at: u64, stride: usize, order: usize },
     /// An image (hopper.cuh) of `rows` rows for weights of which a lane takes `each` elements at once.
     Image { at: u64, rows: usize, each: usize },
 }
@@ -56,7 +57,7 @@ pub(super) enum Input {
 pub(super) struct Tiling {
     pub(super) tokens: Tokens,
     pub(super) blocks: usize,
-    size: usize,
+    pub(super) size: usize,
     /// Tiles are mostly full, and there are enough of them: blocks take all of K for more outputs.
     big: bool,
 }
@@ -86,24 +87,25 @@ const FEW_OUTPUTS_COLS: usize = 1024;
 const FEW_OUTPUTS_ROWS: usize = 64;
 /// Columns of a row that its block can keep: 16 in each of 256 threads.
 const FEW_OUTPUTS_HELD: usize = 4096;
+/// Gated products take so many values at a time.
+pub(super) const GATED: usize = 8;
 /// Rows from which a product is made by blocks of many outputs.
 const BIG_ROWS: usize = 128;
 /// Rows per expert from which the experts' products are.
 const BIG_EXPERT_ROWS: usize = 24;
-/// Warps of a product with few rows that a multiprocessor holds at a time.
-const SM_WARPS: usize = 16;
 pub(super) fn limit_of(limit: Option<f32>) -> f32 {
     limit.unwrap_or(f32::INFINITY)
 }
 
 impl CudaBackend {
     /// Rounds rows to bf16, padded.
-    fn rounded(&self, scratch: &mut Scratch, rows: usize, cols: usize, x: Acts) -> Result<Input, String> {
+    fn rounded(&self, scratch: &mut Scratch, part: &Part, rows: usize, x: Acts) -> Result<Input, String> {
+        let (cols, order) = (part.cols, part.x_order());
         let stride = cols.next_multiple_of(PAD);
         let at = scratch.get(&self.device, Use::Rounded, rows * stride * 2)?;
-        let grid = Grid::new([rows, 1, 1], 256);
-        launch!(self, ROWS, "to_bf16_rows", grid; x.at, x.stride as i32, cols as i32, at, stride as i32)?;
-        Ok(Input::Bf16 { at, stride })
+        let (grid, wide) = (Grid::new([rows, stride.div_ceil(2048), 1], 256), i32::from(x.wide()));
+        launch!(self, ROWS, "to_bf16_rows", grid; x.at, x.stride as i32, cols as i32, wide, at, stride as i32, order as i32)?;
+        Ok(Input::Bf16 { at, stride, order })
     }
 
     /// Activations as a part wants them; `last` where that is so already.
@@ -112,21 +114,23 @@ impl CudaBackend {
         match last {
             _ if !part.mma => Ok(last),
             Input::Image { each, .. } if wide && each == part.each() => Ok(last),
-            Input::Bf16 { .. } if !wide => Ok(last),
+            Input::Bf16 { order, .. } if !wide && order == part.x_order() => Ok(last),
             _ if wide => self.image(scratch, part, rows, x, None),
-            _ => self.rounded(scratch, rows, part.cols, x),
+            _ => self.rounded(scratch, part, rows, x),
         }
     }
 
-    /// Blocks of `warps` warps for `items` groups of outputs of each of `tiles`: as many as the chip holds at a time, which share the items evenly.
-    fn sharing(&self, items: usize, tiles: usize, warps: usize) -> Grid {
-        let at_a_time = self.device.sms * (SM_WARPS / warps);
-        let each = (items * tiles).div_ceil(at_a_time.max(1)).max(1);
-        Grid::new([items.div_ceil(each), tiles, 1], 32 * warps)
-    }
-
     /// `out[row, o] = x[row]·w[o]` over a tiling. `round`: to bf16 first, where the precision says so.
-    fn product(&self, part: &Part, t: Tiling, x: Acts, input: Input, out: u64, stride: usize, round: bool) -> Result<(), String> {
+    fn product(
+        &self,
+        scratch: &mut Scratch,
+        part: &Part,
+        t: Tiling,
+        x: Acts,
+        input: Input,
+        (out, stride): (u64, usize),
+        round: bool,
+    ) -> Result<(), String> {
         let round = round && self.precision == Precision::Bf16;
         let (m, tokens, out_stride) = (part.matrix, t.tokens, stride as i32);
         if !(part.mma && round) {
@@ -148,35 +152,29 @@ impl CudaBackend {
         if let Input::Image { at, rows, .. } = input {
             return self.wide(part, t, (at, rows), Outlet::rows(out, stride));
         }
-        if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
+        if let (Input::Bf16 { at, stride, .. }, true) = (input, t.big) {
             let (grid, shares) = (Grid::new([part.rows.div_ceil(128), t.blocks, 1], 256), part.warps() as i32);
             return launch!(self, part.kind.unit(), "linear_big", grid; m, tokens, at, stride as i32, shares, out, out_stride);
         }
-        let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let grid = self.sharing(part.rows.div_ceil(16), t.blocks, part.warps());
-        let name = match t.size {
-            8 => "linear_1",
-            16 => "linear_2",
-            _ => "linear_8",
-        };
-        launch!(self, part.kind.unit(), name, grid; m, tokens, at, stride as i32, out, out_stride)
+        self.few(scratch, part, t, input, To::Rows(out, stride))
     }
 
     /// `hidden[row, h] = swiglu(gate, up)` in bf16, rows padded, over a tiling on the matrix units.
-    fn glu(&self, part: &Part, t: Tiling, input: Input, limit: Option<f32>, hidden: u64, padded: usize) -> Result<(), String> {
+    fn glu(
+        &self,
+        scratch: &mut Scratch,
+        part: &Part,
+        t: Tiling,
+        input: Input,
+        limit: Option<f32>,
+        (hidden, padded, order): (u64, usize, usize),
+    ) -> Result<(), String> {
         let (m, half) = (part.matrix, part.rows / 2);
-        if let (Input::Bf16 { at, stride }, true) = (input, t.big) {
+        if let (Input::Bf16 { at, stride, .. }, true) = (input, t.big) {
             let (grid, shares, limit) = (Grid::new([half.div_ceil(64), t.blocks, 1], 256), part.warps() as i32, limit_of(limit));
-            return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32);
+            return launch!(self, part.kind.unit(), "glu_big", grid; m, t.tokens, at, stride as i32, shares, limit, hidden, padded as i32, order as i32);
         }
-        let Input::Bf16 { at, stride } = input else { return Err("f32 activations where bf16 ones are needed".to_owned()) };
-        let grid = self.sharing(half.div_ceil(8), t.blocks, part.warps());
-        let name = match t.size {
-            8 => "glu_1",
-            16 => "glu_2",
-            _ => "glu_8",
-        };
-        launch!(self, part.kind.unit(), name, grid; m, t.tokens, at, stride as i32, limit_of(limit), hidden, padded as i32)
+        self.few(scratch, part, t, input, To::Hidden { at: hidden, padded, order, limit })
     }
 
     /// `out[r] = x[r]·Wᵀ` for all parts of a weight.
@@ -197,7 +195,7 @@ impl CudaBackend {
             if round {
                 input = self.input(scratch, part, rows, x, input)?;
             }
-            self.product(part, Tiling::plain(rows), x, input, out + 4 * part.out0 as u64, w.out, round)?;
+            self.product(scratch, part, Tiling::plain(rows), x, input, (out + 4 * part.out0 as u64, w.out), round)?;
         }
         Ok(())
     }
@@ -221,16 +219,18 @@ impl CudaBackend {
         if let ([gu], [d]) = (gate_up.parts.as_slice(), down.parts.as_slice())
             && gu.mma
             && d.mma
+            && half.is_multiple_of(GATED)
         {
             let (t, padded) = (Tiling::plain(rows), half.next_multiple_of(PAD));
             if rows >= BIG_ROWS && self.is_wide(gu) && self.is_wide(d) {
                 let input = self.image(scratch, gu, rows, x, None)?;
                 return self.wide_mlp(scratch, (gu, d), (t, t), input, limit, out, d.rows);
             }
-            let input = self.rounded(scratch, rows, gu.cols, x)?;
+            let input = self.rounded(scratch, gu, rows, x)?;
             let hidden = scratch.get(&self.device, Use::Hidden, rows * padded * 2)?;
-            self.glu(gu, t, input, limit, hidden, padded)?;
-            return self.product(d, t, x, Input::Bf16 { at: hidden, stride: padded }, out, down.out, true);
+            let order = d.x_order();
+            self.glu(scratch, gu, t, input, limit, (hidden, padded, order))?;
+            return self.product(scratch, d, t, x, Input::Bf16 { at: hidden, stride: padded, order }, (out, down.out), true);
         }
         self.run_linear(scratch, rows, x, gate_up, hidden, true)?;
         launch!(self, ROWS, "swiglu_rows", Grid::new([rows, 1, 1], 256); hidden, half as i32, limit_of(limit))?;
@@ -273,7 +273,7 @@ impl CudaBackend {
         let (d, inter, held, first) = (bank.hidden, bank.inter, bank.held as i32, bank.first as i32);
         let pairs = rows * k;
         let fused = match gate_up {
-            GateUp::Stacked(part) if part.mma && down.mma => Some(part),
+            GateUp::Stacked(part) if part.mma && down.mma && inter.is_multiple_of(GATED) => Some(part),
             _ => None,
         };
         let big = pairs >= BIG_EXPERT_ROWS * bank.held;
@@ -299,15 +299,15 @@ impl CudaBackend {
             self.wide_mlp(scratch, (part, down), (by_row, by_pair), input, limit, y, d)?;
         } else if let Some(part) = fused {
             let padded = inter.next_multiple_of(PAD);
-            let input = self.rounded(scratch, rows, part.cols, x)?;
+            let (input, order) = (self.rounded(scratch, part, rows, x)?, down.x_order());
             let hidden = scratch.get(&self.device, Use::Hidden, pairs * padded * 2)?;
-            self.glu(part, by_row, input, limit, hidden, padded)?;
-            self.product(down, by_pair, x, Input::Bf16 { at: hidden, stride: padded }, y, d, true)?;
+            self.glu(scratch, part, by_row, input, limit, (hidden, padded, order))?;
+            self.product(scratch, down, by_pair, x, Input::Bf16 { at: hidden, stride: padded, order }, (y, d), true)?;
         } else {
             let hidden = scratch.get(&self.device, Use::Hidden, 4 * pairs * 2 * inter)?;
-            let scalar = |part: &Part, t, x: Acts, out, stride| {
+            let mut scalar = |part: &Part, t, x: Acts, out, stride| {
                 // The scalar kernel takes any tile; matrix units would need their own layout of what lies between.
-                self.product(&part.scalar(), t, x, Input::F32, out, stride, true)
+                self.product(scratch, &part.scalar(), t, x, Input::F32, (out, stride), true)
             };
             match gate_up {
                 GateUp::Stacked(part) => scalar(part, by_row, x, hidden, 2 * inter)?,

@@ -72,6 +72,11 @@ impl Kind {
         }
     }
 
+    /// Whether elements are codes (coded.cuh).
+    pub(super) fn is_code(self) -> bool {
+        matches!(self, Self::Code4 | Self::Lut4 | Self::Code8 | Self::Code4Min | Self::Code8Min)
+    }
+
     /// Whether wide.cuh has products of the type.
     pub(super) fn is_wide(self) -> bool {
         matches!(self, Self::Bf16 | Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Q8_0)
@@ -84,6 +89,16 @@ impl Kind {
             Self::Bf16 => Some(32),
             Self::E4m3 | Self::Nvfp4 | Self::Mxfp4 | Self::Code4 | Self::Lut4 | Self::Code8 | Self::Code4Min | Self::Code8Min => Some(16),
             Self::Q8_0 => Some(8),
+        }
+    }
+
+    /// Bytes of scales of a row's step, of the types whose scales lie in the same tiles (weights.cuh, `Span::SCALES`).
+    pub(super) fn scale_bytes(self) -> Option<usize> {
+        match self {
+            Self::Nvfp4 => Some(8),
+            Self::Mxfp4 => Some(4),
+            Self::Q8_0 => Some(2),
+            _ => None,
         }
     }
 

@@ -208,11 +208,14 @@ impl CudaBackend {
         // Tiled types come in whole tiles of 16 rows.
         let tiled = layout.kind.lane_bytes();
         let padded_rows = if tiled.is_some() { layout.rows.next_multiple_of(16) } else { layout.rows };
-        let (q_each, s_each) = (padded_rows * layout.q_row(), layout.s_rows() * layout.s_row());
+        let tiled_scales = layout.kind.scale_bytes();
+        let s_rows = if tiled_scales.is_some() { padded_rows } else { layout.s_rows() };
+        let (q_each, s_each) = (padded_rows * layout.q_row(), s_rows * layout.s_row());
         let what = experts[0][0].name();
         let q = self.device.alloc(what, q_each * experts.len())?;
         let s = self.device.alloc(what, s_each * experts.len())?;
         let flat = tiled.map(|_| self.device.alloc(what, q_each)).transpose()?;
+        let flat_scales = tiled_scales.map(|_| self.device.alloc(what, s_each)).transpose()?;
         let mut mma = layout.fits_mma() && self.precision == Precision::Bf16;
         let (mut q_host, mut s_host) = (vec![0u8; q_each], vec![0u8; s_each]);
         for (i, expert) in experts.iter().enumerate() {
@@ -225,12 +228,12 @@ impl CudaBackend {
                 mma &= pack(m, &own, &mut q_host[q_at..q_at + q_len], &mut s_host[s_at..s_at + s_len]);
                 (q_at, s_at) = (q_at + q_len, s_at + s_len);
             }
-            let place = q.at() + (i * q_each) as u64;
+            let (place, s_place) = (q.at() + (i * q_each) as u64, s.at() + (i * s_each) as u64);
             let mut staging = self.staging.lock();
             // SAFETY: each expert's part lies inside of what was allocated for all, and fills the room for one.
             unsafe {
                 staging.upload(&q_host, flat.as_ref().map_or(place, Memory::at)).map_err(|e| refused(expert[0], e))?;
-                staging.upload(&s_host, s.at() + (i * s_each) as u64).map_err(|e| refused(expert[0], e))?;
+                staging.upload(&s_host, flat_scales.as_ref().map_or(s_place, Memory::at)).map_err(|e| refused(expert[0], e))?;
             }
             if let (Some(flat), Some(bytes)) = (&flat, tiled) {
                 let (words, q_row) = (q_each / 8, layout.q_row() as i32);
@@ -238,11 +241,22 @@ impl CudaBackend {
                 launch!(self, super::compile::ROWS, "tile_rows", grid; flat.at(), place, q_row, bytes as i32, words as i64)
                     .map_err(|e| refused(expert[0], e))?;
             }
+            if let (Some(flat), Some(bytes)) = (&flat_scales, tiled_scales) {
+                let (words, s_row) = (s_each / 2, layout.s_row() as i32);
+                let grid = Grid::new([words.div_ceil(256), 1, 1], 256);
+                launch!(self, super::compile::ROWS, "tile_scales", grid; flat.at(), s_place, s_row, bytes as i32, words as i64)
+                    .map_err(|e| refused(expert[0], e))?;
+            }
         }
-        if matches!(layout.kind, Kind::Nvfp4 | Kind::Mxfp4) {
+        let order = match layout.kind {
+            Kind::Nvfp4 | Kind::Mxfp4 => Some("order_nibbles"),
+            Kind::E4m3 => Some("order_e4m3"),
+            _ => None,
+        };
+        if let Some(order) = order {
             let words = q_each * experts.len() / 4;
             let grid = Grid::new([words.div_ceil(256), 1, 1], 256);
-            launch!(self, super::compile::ROWS, "order_nibbles", grid; q.at(), words as i64).map_err(|e| refused(experts[0][0], e))?;
+            launch!(self, super::compile::ROWS, order, grid; q.at(), words as i64).map_err(|e| refused(experts[0][0], e))?;
         }
         let mut memory = vec![q, s];
         let mut at_factors = 0;
@@ -285,6 +299,11 @@ impl Part {
     /// The same matrix for the scalar kernel, without owning its memory.
     pub(super) fn scalar(&self) -> Self {
         Self { mma: false, _memory: Vec::new(), ..*self }
+    }
+
+    /// In which order activations are taken: [`Part::each`], or 0 of codes, which take them as they come (weights.cuh, `place_of_x`).
+    pub(super) fn x_order(&self) -> usize {
+        if self.kind.is_code() { 0 } else { self.each() }
     }
 
     /// Elements of K that a lane takes of a row at once on the matrix units (mma.cuh, `Format::EACH`).

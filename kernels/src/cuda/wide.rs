@@ -7,7 +7,7 @@ use super::{
     driver::{Grid, launch},
     loaded::WIDE_SHARED,
     memory::{Scratch, Use, WIDE_EXPERT_ROWS},
-    ops::{Acts, Input, Tiling, limit_of},
+    ops::{Acts, GATED, Input, Tiling, limit_of},
     pack::PAD,
     weight::{CudaBank, GateUp, Part},
 };
@@ -79,7 +79,9 @@ impl CudaBackend {
     /// Gate over up of a bank of which both products may be wide ones.
     pub(super) fn wide_experts<'a>(&self, bank: &'a CudaBank) -> Option<&'a Part> {
         match &bank.experts {
-            Some((GateUp::Stacked(part), down)) if self.is_wide(part) && self.is_wide(down) => Some(part),
+            Some((GateUp::Stacked(part), down)) if self.is_wide(part) && self.is_wide(down) && bank.inter.is_multiple_of(GATED) => {
+                Some(part)
+            }
             _ => None,
         }
     }

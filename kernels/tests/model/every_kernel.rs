@@ -36,8 +36,8 @@ const KINDS: [&str; 13] =
     ["f32", "f16", "bf16", "e4m3-block", "nvfp4", "mxfp4", "q8_0", "gguf-mxfp4", "Q3_K", "IQ4_NL", "Q6_K", "Q5_K", OTHER];
 /// One of codes with minima: beside another one in an MLP, products of many rows are made by the kernels that any chip has.
 const OTHER: &str = "Q4_K";
-/// Rows that fill a tile of 8, of 16, of 64, and the kernels for many.
-const ROWS: [usize; 4] = [1, 9, 20, 130];
+/// Rows that fill a tile of 8, of 16, of 32, of 64, and the kernels for many.
+const ROWS: [usize; 5] = [1, 9, 20, 40, 130];
 /// Set in a process that lends memory to its parent.
 const LENDER: &str = "TANDEM_TEST_LENDER";
 /// Elements that it lends.
@@ -99,7 +99,7 @@ impl Cases<'_> {
             }
             self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 2, vec![long.clone()]));
             self.rows(&format!("{kind} product of few outputs"), &rows::Linear::of(n, 70, vec![long]));
-            let many = if few { 5 } else { ROWS[3] };
+            let many = if few { 5 } else { ROWS[4] };
             self.rows(&format!("{kind} experts"), &rows::Experts::of(n, 3, vec![own.clone(); 2], 3));
             self.rows(&format!("{kind} experts"), &rows::Experts::of(n, many, vec![own.clone(); 3], 3));
             self.rows(&format!("{kind} and {OTHER} MLP"), &rows::Mlp::of(n, many, first));
