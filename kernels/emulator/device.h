@@ -10,6 +10,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(x, y, z) EMU_CLUSTER_##x##_##y##_##z // emulated_pack.rs reads it off a kernel's head
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ thread_local // a block runs on one thread of the CPU
 
@@ -44,6 +45,7 @@ static unsigned __reduce_max_sync(unsigned, unsigned v) {
 static int atomicAdd(int* where, int by) { return __atomic_fetch_add(where, by, __ATOMIC_RELAXED); }
 static int __popc(unsigned v) { return __builtin_popcount(v); }
 static int __ffs(int v) { return __builtin_ffs(v); }
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return (unsigned)(((uint64_t)high << 32 | low) >> (by & 31)); }
 static float __fdividef(float a, float b) { return a / b; }
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned how) {
     uint64_t both = (uint64_t)b << 32 | a;

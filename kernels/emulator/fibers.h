@@ -1,5 +1,5 @@
 // The threads of a block as fibers: each runs until it must wait for others (a barrier, an operation of its warp, a gate), and blocks are shared by the
-// CPU's cores. Neighbours: device.h (what CUDA calls these things), ptx.h (what instructions do with them); driver.c calls `emu_launch`.
+// CPU's cores; those of a cluster run together, each on a thread of the CPU of its own. Neighbours: device.h (what CUDA calls these things), ptx.h (what instructions do with them); driver.c calls `emu_launch`.
 #pragma once
 #ifndef __x86_64__
 #error "fibers switch by x86-64 code"
@@ -25,8 +25,8 @@ alignas(1024) thread_local float shared[227 * 256];
 namespace emu {
 
 struct Dim { unsigned x, y, z; };
-enum class Wait { None, Warp, Block, Named, Gate, Ended };
-const int WARP = 32, MOST = 1024, STACK = 256 << 10;
+enum class Wait { None, Warp, Block, Named, Gate, Cluster, Ended };
+const int WARP = 32, MOST = 1024, STACK = 256 << 10, MOST_CLUSTER = 8;
 
 // What a thread brings to an operation of its warp.
 struct Operands { uint64_t v[8]; };
@@ -44,6 +44,31 @@ struct Gate {
 };
 static Gate& gate_at(unsigned place) { return *(Gate*)((char*)shared + (int)place); }
 
+// Blocks that run together and read each other's shared memory.
+struct Cluster {
+    unsigned size, here = 0, round = 0;
+    char* shared[MOST_CLUSTER];
+    bool all_ended = true, ended = false;
+    std::mutex lock;
+    std::condition_variable gone;
+
+    // Waits until every block has come, and says whether all came as ended ones: others still meet without those.
+    bool meet(bool as_ended) {
+        std::unique_lock<std::mutex> held(lock);
+        all_ended &= as_ended;
+        if (++here < size) {
+            gone.wait(held, [this, mine = round] { return round != mine; });
+        } else {
+            ended = all_ended;
+            all_ended = true;
+            here = 0;
+            round++;
+            gone.notify_all();
+        }
+        return ended;
+    }
+};
+
 struct Block {
     Fiber fibers[MOST];
     Operands brought[MOST], seen[MOST];
@@ -53,6 +78,7 @@ struct Block {
     void (*entry)(void**);
     void** args;
     Dim index, grid, threads;
+    Cluster* cluster; // null: the block runs alone
 };
 
 inline thread_local Block* block;
@@ -86,10 +112,10 @@ static void begin(int i) {
 }
 
 [[noreturn]] static void stuck() {
-    int at[6] = {};
+    int at[7] = {};
     for (int i = 0; i < block->count; i++) at[(int)block->fibers[i].wait]++;
-    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d at a gate, %d ended\n",
-            block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4], at[5]);
+    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d at a gate, %d at the cluster's, %d ended\n",
+            block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4], at[5], at[6]);
     abort();
 }
 
@@ -128,24 +154,32 @@ static void run_block() {
     for (;;) {
         bool moved = false;
         for (int first = 0; first < block->count; first += WARP) moved |= run_warp(first, std::min(first + WARP, block->count));
-        int alive = 0, at_block = 0;
+        int alive = 0, at_block = 0, at_cluster = 0;
         for (int i = 0; i < block->count; i++) {
             alive += block->fibers[i].wait != Wait::Ended;
             at_block += block->fibers[i].wait == Wait::Block;
+            at_cluster += block->fibers[i].wait == Wait::Cluster;
         }
         if (alive == 0) return;
-        if (at_block == alive) release(Wait::Block, 0);
-        else if (!moved) stuck();
+        if (at_block == alive) {
+            release(Wait::Block, 0);
+        } else if (at_cluster == alive && block->cluster) {
+            block->cluster->meet(false);
+            release(Wait::Cluster, 0);
+        } else if (!moved) {
+            stuck();
+        }
     }
 }
 
-// A launch, whose blocks the CPU's threads take one after another.
+// A launch, whose blocks the CPU's threads take one after another; of clusters each thread takes one block of every one.
 struct Launch {
     void (*entry)(void**);
     void** args;
     Dim grid, threads;
     std::atomic<uint64_t> next{0};
     uint64_t blocks = 0;
+    Cluster cluster;
 };
 
 static void work(Launch* launch) {
@@ -160,9 +194,23 @@ static void work(Launch* launch) {
     block->grid = g;
     block->threads = t;
     block->count = (int)t.x;
-    for (uint64_t i; (i = launch->next.fetch_add(1)) < launch->blocks;) {
+    block->cluster = nullptr;
+    auto run = [&](uint64_t i) {
         block->index = {(unsigned)(i % g.x), (unsigned)(i / g.x % g.y), (unsigned)(i / g.x / g.y)};
         run_block();
+    };
+    if (launch->cluster.size > 1) {
+        Cluster& c = launch->cluster;
+        uint64_t rank = launch->next.fetch_add(1);
+        if (rank >= c.size) return;
+        block->cluster = &c;
+        c.shared[rank] = (char*)shared;
+        for (uint64_t i = rank; i < launch->blocks; i += c.size) {
+            run(i);
+            while (!c.meet(true)) {}
+        }
+    } else {
+        for (uint64_t i; (i = launch->next.fetch_add(1)) < launch->blocks;) run(i);
     }
 }
 
@@ -172,7 +220,7 @@ struct Helpers {
     std::condition_variable come, gone;
     Launch* launch = nullptr;
     unsigned round = 0, busy = 0, count;
-    Helpers() : count(std::max(1u, std::thread::hardware_concurrency()) - 1) {
+    explicit Helpers(unsigned many) : count(many) {
         for (unsigned i = 0; i < count; i++) std::thread([this] { serve(); }).detach();
     }
     void serve() {
@@ -227,10 +275,9 @@ static Thread thread() { return {(unsigned)block->current}; }
 
 } // namespace emu
 
-// Runs a kernel's entry over a grid and returns when it is done.
-extern "C" void emu_launch(void (*entry)(void**), void** args, const unsigned* grid, const unsigned* threads) {
+// Runs a kernel's entry over a grid, in clusters of so many neighbours in x, and returns when it is done.
+extern "C" void emu_launch(void (*entry)(void**), void** args, const unsigned* grid, const unsigned* threads, unsigned cluster) {
     static std::mutex one;
-    static emu::Helpers* helpers = new emu::Helpers;
     std::lock_guard<std::mutex> held(one);
     emu::Launch launch;
     launch.entry = entry;
@@ -238,5 +285,12 @@ extern "C" void emu_launch(void (*entry)(void**), void** args, const unsigned* g
     launch.grid = {grid[0], grid[1], grid[2]};
     launch.threads = {threads[0], threads[1], threads[2]};
     launch.blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-    helpers->run(&launch);
+    launch.cluster.size = cluster;
+    if (cluster > 1) {
+        static emu::Helpers* together = new emu::Helpers(emu::MOST_CLUSTER - 1);
+        together->run(&launch);
+    } else {
+        static emu::Helpers* helpers = new emu::Helpers(std::max(1u, std::thread::hardware_concurrency()) - 1);
+        helpers->run(&launch);
+    }
 }

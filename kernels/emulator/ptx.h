@@ -84,6 +84,17 @@ static void bar_sync(int id, int threads) {
     if (!last_to_come(id, threads)) emu::wait(emu::Wait::Named, id);
 }
 
+// The cluster's barrier: all its threads come to both halves one after the other, and wait at the second.
+static void barrier_cluster_arrive_release_aligned() {}
+static void barrier_cluster_wait_acquire_aligned() { emu::wait(emu::Wait::Cluster); }
+// Addresses in the cluster's shared memory: a block's number over 24 bits of the place in its own.
+static void mapa_shared__cluster_u32(unsigned& out, unsigned place, int rank) { out = (unsigned)rank << 24 | (place & 0xffffff); }
+static void ld_shared__cluster_v2_u32(unsigned& a, unsigned& b, unsigned place) {
+    const char* from = emu::block->cluster->shared[place >> 24] + ((int)(place << 8) >> 8);
+    memcpy(&a, from, 4);
+    memcpy(&b, from + 4, 4);
+}
+
 static void settle(emu::Gate& g) {
     if (g.missing > 0 || g.bytes != 0) return;
     g.phase ^= 1;
@@ -180,6 +191,7 @@ static void cvt_rn_f16x2_e4m3x2(unsigned& d, unsigned short v) {
     memcpy(&d, two, 4);
 }
 static void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
+static void rcp_approx_ftz_f32(float& y, float x) { y = 1.0f / x; }
 static void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
     unsigned to = 0;
     for (int s = 0; s < 32; s += 16) to |= to_bf16((double)from_bf16(a >> s) * from_bf16(b >> s) + from_bf16(c >> s)) << s;

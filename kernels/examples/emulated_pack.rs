@@ -123,9 +123,16 @@ fn emulated(text: &str) -> Result<String, String> {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
         if let Some(after) = rest.strip_prefix("EMU_GLOBAL") {
-            let head = &after[..after.find('(').ok_or("a kernel without parameters")?];
-            kernels.push(head.split_whitespace().next_back().ok_or("a kernel without a name")?.to_owned());
-            rest = after;
+            let head;
+            (head, rest) = after.split_at(after.find('(').ok_or("a kernel without parameters")?);
+            let mut cluster = "1";
+            for word in head.split_whitespace() {
+                match word.strip_prefix("EMU_CLUSTER_") {
+                    Some(size) => cluster = size.strip_suffix("_1_1").ok_or(format!("a cluster of {size}: only along x"))?,
+                    None => out.push_str(&format!(" {word}")),
+                }
+            }
+            kernels.push((head.split_whitespace().next_back().ok_or("a kernel without a name")?, cluster));
         } else {
             let (call, after) = call_of(&rest["asm".len()..])?;
             out.push_str(&call);
@@ -134,8 +141,9 @@ fn emulated(text: &str) -> Result<String, String> {
     }
     out.push_str(rest);
     let mut out = dynamic_shared(&out);
-    for name in kernels {
+    for (name, cluster) in kernels {
         out.push_str(&format!("\nextern \"C\" void emu_entry_{name}(void** args) {{ emu::call(&{name}, args); }}"));
+        out.push_str(&format!("\nextern \"C\" const unsigned emu_cluster_{name} = {cluster};"));
     }
     out.push('\n');
     Ok(out)
