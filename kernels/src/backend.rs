@@ -459,6 +459,20 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// # Errors
     /// The first failed op since the last synchronisation.
     fn download_i32(&self, src: &Self::Buf, offset: usize, dst: &mut [i32]) -> Result<(), BackendError>;
+    /// Waits for what was enqueued, then copies both to the host, from their beginnings on: the experts that a router chose, and their weights.
+    ///
+    /// # Errors
+    /// The first failed op since the last synchronisation.
+    fn download_choice(
+        &self,
+        ids: &Self::Buf,
+        weights: &Self::Buf,
+        ids_to: &mut [i32],
+        weights_to: &mut [f32],
+    ) -> Result<(), BackendError> {
+        self.download_i32(ids, 0, ids_to)?;
+        self.download(weights, 0, weights_to)
+    }
     /// Waits for what was enqueued.
     ///
     /// # Errors

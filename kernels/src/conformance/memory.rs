@@ -37,6 +37,12 @@ pub fn judge<B: Backend>(backend: &B, seed: u64) -> Result<(), String> {
         return Err(format!("{len} ids written at {before} of {all} read back otherwise"));
     }
 
+    let (mut some_ids, mut some) = (vec![0; n.between(1, all)], vec![0.0; n.between(1, all)]);
+    backend.download_choice(&buffer, &floats, &mut some_ids, &mut some).map_err(text)?;
+    if some_ids != rig.read_ids(&buffer, some_ids.len())? || some != rig.read(&floats, some.len())? {
+        return Err(format!("{} ids and {} numbers read back together otherwise than alone", some_ids.len(), some.len()));
+    }
+
     let matrix = |name: &str, cols: usize| MatrixSource::from_f32(name, 1, cols, &vec![1.0; cols]).map_err(|e| e.to_string());
     match backend.weight(&[matrix("first.weight", 4)?, matrix("second.weight", 5)?]) {
         Ok(_) => Err("parts of 4 and 5 columns were stacked".to_owned()),

@@ -116,6 +116,20 @@ impl Backend for CudaBackend {
         unsafe { self.staging.lock().download(at, bytes_of_mut(dst)) }.map_err(|e| self.failed("download_i32", e))
     }
 
+    fn download_choice(
+        &self,
+        ids: &CudaBuf,
+        weights: &CudaBuf,
+        ids_to: &mut [i32],
+        weights_to: &mut [f32],
+    ) -> Result<(), BackendError> {
+        self.pending()?;
+        let failed = |e| self.failed("download_choice", e);
+        let (ids, weights) = (ids.ids(ids_to.len()).map_err(failed)?, weights.f32s(weights_to.len()).map_err(failed)?);
+        // SAFETY: inside of the buffers, as was just seen.
+        unsafe { self.staging.lock().download_all(&mut [(ids, bytes_of_mut(ids_to)), (weights, bytes_of_mut(weights_to))]) }.map_err(failed)
+    }
+
     fn sync(&self) -> Result<(), BackendError> {
         let done = self.device.sync().map_err(|e| self.failed("sync", e));
         self.pending().and(done)

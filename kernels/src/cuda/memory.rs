@@ -143,19 +143,44 @@ impl Staging {
     /// # Safety
     /// `from..from + bytes.len()` lies inside of one allocation that lives on.
     pub(super) unsafe fn download(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe { self.download_all(&mut [(from, bytes)]) }
+    }
+
+    /// Waits once, and copies several pieces to the host.
+    ///
+    /// # Safety
+    /// Each `from..from + bytes.len()` lies inside of one allocation that lives on.
+    pub(super) unsafe fn download_all(&mut self, pieces: &mut [(u64, &mut [u8])]) -> Result<(), String> {
         self.device.bind()?;
-        if bytes.len() > STAGING {
-            // SAFETY: the caller's promise.
-            return unsafe { self.device.copy_out(from, bytes) };
+        let padded = |bytes: &[u8]| bytes.len().next_multiple_of(64);
+        let all: usize = pieces.iter().map(|(_, bytes)| padded(bytes)).sum();
+        if all > STAGING {
+            for (from, bytes) in pieces {
+                // SAFETY: the caller's promise; the stream is waited for before `bytes` is looked at.
+                unsafe { self.device.copy_out(*from, bytes)? };
+            }
+            return self.device.sync();
         }
-        if self.at + bytes.len() > STAGING {
+        if self.at + all > STAGING {
             self.device.sync()?;
             self.at = 0;
         }
-        let place = &mut self.pinned.bytes_mut()[self.at..self.at + bytes.len()];
-        // SAFETY: the caller's promise; nothing else uses this part of the ring.
-        unsafe { self.device.copy_out(from, place)? };
-        bytes.copy_from_slice(place);
+        let places = &mut self.pinned.bytes_mut()[self.at..self.at + all];
+        let mut rest = &mut *places;
+        for (from, bytes) in &*pieces {
+            let (place, behind) = rest.split_at_mut(padded(bytes));
+            // SAFETY: the caller's promise; nothing else uses this part of the ring.
+            unsafe { self.device.copy_out(*from, &mut place[..bytes.len()])? };
+            rest = behind;
+        }
+        self.device.sync()?;
+        let mut rest = &*places;
+        for (_, bytes) in pieces {
+            let (place, behind) = rest.split_at(padded(bytes));
+            bytes.copy_from_slice(&place[..bytes.len()]);
+            rest = behind;
+        }
         self.at = 0; // the stream is empty now
         Ok(())
     }

@@ -208,8 +208,7 @@ impl<B: Backend, T: Transport> Hop<B> for HostRows<T, B> {
             lent.put(b, rows.rows * d, rows.x, rows.first * d);
         }
         away.in_lent = lent.is_some();
-        b.download_i32(rows.ids, 0, &mut away.ids)?;
-        b.download(rows.weights, 0, &mut away.weights)?;
+        b.download_choice(rows.ids, rows.weights, &mut away.ids, &mut away.weights)?;
         if away.in_lent {
             for shard in shards {
                 let rows = self.rows_for(micro, &shard, 0..rows.rows);
