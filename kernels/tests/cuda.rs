@@ -385,6 +385,18 @@ fn the_router_chooses_as_the_reference() {
     println!("router: {ROUTED} rows of equal scores alike; of {ROUTED} random rows {other} differ, all within 1e-6");
 }
 
+/// More than the pinned memory has room for, in several pieces.
+#[test]
+fn large_copies() {
+    let Some(b) = device(Precision::F32) else { return };
+    let values: Vec<f32> = (0..9_000_001u32).map(|i| i.wrapping_mul(0x9E37_79B9) as f32).collect();
+    let mut buf = b.alloc("large", Elem::F32, values.len()).unwrap();
+    b.upload(&values, &mut buf, 0);
+    let mut back = vec![0.0; values.len() - 5];
+    b.download(&buf, 5, &mut back).unwrap();
+    assert!(back == values[5..]);
+}
+
 #[test]
 fn a_buffer_that_does_not_fit_is_refused_with_numbers() {
     let Some(b) = device(Precision::F32) else { return };

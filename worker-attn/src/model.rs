@@ -225,7 +225,7 @@ impl<B: Backend, H: Hop<B>> Runner<B, H> {
             telemetry::phase("layers", timer.elapsed());
             hold(&mut samples);
             let timer = std::time::Instant::now();
-            let non_finite = step::non_finite(w, step, watched)?;
+            let non_finite = step::non_finite(step, watched)?;
             let sampled = step::sample(w, step, samples, &mut Silent)?;
             telemetry::phase("sample", timer.elapsed());
             Ok(StepResult { sampled, failures: hop.failures(), non_finite })

@@ -198,25 +198,21 @@ pub fn sample<B: Backend, O: Observer<B>>(
 }
 
 /// How many of the rows in each of `watched` ended the trunk with a NaN or an infinity. What a row writes into any state shows in its own
-/// end: it comes from the row's streams, and the row itself attends to it.
+/// streams' end: it comes from them, and the row itself attends to it.
 ///
 /// # Errors
 /// The first failed op of the step.
-pub fn non_finite<B: Backend>(w: &Weights<B>, step: &mut Step<'_, B>, watched: &[Range<usize>]) -> Result<Vec<usize>, BackendError> {
+pub fn non_finite<B: Backend>(step: &mut Step<'_, B>, watched: &[Range<usize>]) -> Result<Vec<usize>, BackendError> {
     let mut bad = vec![0; watched.len()];
+    if watched.is_empty() {
+        return Ok(bad);
+    }
     for micro in 0..step.micro.used() {
-        let here = step.micro.rows(micro);
         let cx = &mut step.cx(micro);
-        let (hidden, group) = (cx.d.hidden, cx.buf.logit_rows);
-        let mut host = vec![0.0; if watched.is_empty() { 0 } else { group * hidden }];
-        for (rows, bad) in watched.iter().zip(&mut bad) {
-            let rows = rows.start.max(here.start)..rows.end.min(here.end);
-            for first in rows.clone().step_by(group) {
-                let select: Vec<u32> = (first..rows.end.min(first + group)).map(|row| (row - here.start) as u32).collect();
-                w.head.collapse(cx, &select);
-                let host = &mut host[..select.len() * hidden];
-                cx.b.download(&cx.buf.last, 0, host)?;
-                *bad += host.chunks_exact(hidden).filter(|row| row.iter().any(|v| !v.is_finite())).count();
+        for row in cx.b.non_finite(cx.rows, cx.d.mhc.streams * cx.d.hidden, &cx.buf.streams)? {
+            let row = cx.first + row as usize;
+            for (_, bad) in watched.iter().zip(&mut bad).filter(|(rows, _)| rows.contains(&row)) {
+                *bad += 1;
             }
         }
     }

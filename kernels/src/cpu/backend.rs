@@ -133,6 +133,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn non_finite(&self, rows: usize, width: usize, x: &CpuBuf) -> Result<Vec<u32>, BackendError> {
+        self.sync()?;
+        let x = x.f32s(rows * width).map_err(|e| self.failed("non_finite", e))?;
+        let rows = x[..rows * width].chunks_exact(width.max(1)).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
+        Ok(rows.map(|(_, row)| row).collect())
+    }
+
     fn sync(&self) -> Result<(), BackendError> {
         self.first_error.lock().take().map_or(Ok(()), Err)
     }

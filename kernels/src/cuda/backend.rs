@@ -116,13 +116,7 @@ impl Backend for CudaBackend {
         unsafe { self.staging.lock().download(at, bytes_of_mut(dst)) }.map_err(|e| self.failed("download_i32", e))
     }
 
-    fn download_choice(
-        &self,
-        ids: &CudaBuf,
-        weights: &CudaBuf,
-        ids_to: &mut [i32],
-        weights_to: &mut [f32],
-    ) -> Result<(), BackendError> {
+    fn download_choice(&self, ids: &CudaBuf, weights: &CudaBuf, ids_to: &mut [i32], weights_to: &mut [f32]) -> Result<(), BackendError> {
         self.pending()?;
         let failed = |e| self.failed("download_choice", e);
         let (ids, weights) = (ids.ids(ids_to.len()).map_err(failed)?, weights.f32s(weights_to.len()).map_err(failed)?);

@@ -22,16 +22,10 @@ impl<B: Backend> Head<B> {
         Ok(Self { norm: b.vector("final norm", norm)?, lm_head: b.weight(std::slice::from_ref(lm_head))? })
     }
 
-    /// Rows `select` of the streams (at most [`logit_rows`](crate::buffers::Buffers::logit_rows) of them) → `last`, in that order.
-    pub fn collapse(&self, cx: &mut Cx<'_, B>, select: &[u32]) {
-        let buf = &mut *cx.buf;
-        cx.b.collapse(select, &buf.streams, &self.norm, &cx.d.mhc, &mut buf.last);
-    }
-
     /// Rows `select` of the streams (at most [`logit_rows`](crate::buffers::Buffers::logit_rows) of them) → `logits`, in that order.
     pub fn forward(&self, cx: &mut Cx<'_, B>, select: &[u32]) {
-        self.collapse(cx, select);
         let buf = &mut *cx.buf;
+        cx.b.collapse(select, &buf.streams, &self.norm, &cx.d.mhc, &mut buf.last);
         cx.b.linear(select.len(), &buf.last, &self.lm_head, &mut buf.logits);
     }
 }
