@@ -19,17 +19,47 @@ static unsigned to_bf16(double d) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+static float from_half(uint64_t bits) {
+    uint16_t low = (uint16_t)bits;
+    _Float16 h;
+    memcpy(&h, &low, 2);
+    return (float)h;
+}
+// c += a (16 x 16) * b (16 x 8), of two numbers to a register.
+template <float (*OF)(uint64_t)>
+static void mma_k16(float** c, const emu::Operands* all) {
+    int lane = emu::lane(), row = lane >> 2, col = (lane & 3) * 2;
+    for (int i = 0; i < 4; i++) {
+        double sum = *c[i];
+        for (int k = 0; k < 16; k++) {
+            uint64_t a = all[row * 4 + (k & 7) / 2].v[(i >> 1) + 2 * (k >> 3)], b = all[(col + (i & 1)) * 4 + (k & 7) / 2].v[4 + (k >> 3)];
+            sum += (double)OF(a >> (16 * (k & 1))) * OF(b >> (16 * (k & 1)));
+        }
+        *c[i] = (float)sum;
+    }
+}
 static void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2,
                                                                 unsigned a3, unsigned b0, unsigned b1, float, float, float, float) {
+    float* c[4] = {&c0, &c1, &c2, &c3};
+    mma_k16<from_bf16>(c, emu::together({a0, a1, a2, a3, b0, b1}));
+}
+static void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2,
+                                                              unsigned a3, unsigned b0, unsigned b1, float, float, float, float) {
+    float* c[4] = {&c0, &c1, &c2, &c3};
+    mma_k16<from_half>(c, emu::together({a0, a1, a2, a3, b0, b1}));
+}
+
+// A number of 19 bits: what the others hold does not count.
+static double from_tf32(uint64_t bits) { return __uint_as_float((unsigned)bits & 0xffffe000u); }
+static void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2,
+                                                               unsigned a3, unsigned b0, unsigned b1, float, float, float, float) {
     auto all = emu::together({a0, a1, a2, a3, b0, b1});
     int lane = emu::lane(), row = lane >> 2, col = (lane & 3) * 2;
     float* c[4] = {&c0, &c1, &c2, &c3};
     for (int i = 0; i < 4; i++) {
         double sum = *c[i];
-        for (int k = 0; k < 16; k++) {
-            uint64_t a = all[row * 4 + (k & 7) / 2].v[(i >> 1) + 2 * (k >> 3)], b = all[(col + (i & 1)) * 4 + (k & 7) / 2].v[4 + (k >> 3)];
-            sum += (double)from_bf16(a >> (16 * (k & 1))) * from_bf16(b >> (16 * (k & 1)));
-        }
+        for (int k = 0; k < 8; k++)
+            sum += from_tf32(all[row * 4 + (k & 3)].v[(i >> 1) + 2 * (k >> 2)]) * from_tf32(all[(col + (i & 1)) * 4 + (k & 3)].v[4 + (k >> 2)]);
         *c[i] = (float)sum;
     }
 }
@@ -181,6 +211,10 @@ template <class... T> static void wgmma_mma_async_sync_aligned_m64n64k16_f32_bf1
 template <class... T> static void wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16(T&&... v) { wgmma<128>(v...); }
 
 static void cvt_rn_bf16x2_f32(unsigned& d, float high, float low) { d = to_bf16(high) << 16 | to_bf16(low); }
+static void cvt_rn_f16x2_f32(unsigned& d, float high, float low) {
+    _Float16 two[2] = {(_Float16)low, (_Float16)high};
+    memcpy(&d, two, 4);
+}
 static void cvt_f32_f16(float& f, unsigned short v) { _Float16 h; memcpy(&h, &v, 2); f = (float)h; }
 static float e4m3(unsigned b) {
     float v = __uint_as_float((b & 0x80) << 24 | (b & 0x7f) << 20) * 0x1p120f;

@@ -224,15 +224,24 @@ fn long(lengths: &[usize]) -> sequences::Plan {
     }
 }
 
-/// KDA of the release's width: prompts, and heads of one sequence and of three, which take another kernel when they decode together.
+/// KDA of the release's width: prompts (with decays as they come, all at the bound, and hardly any), and heads of one sequence and of three, which take
+/// another kernel when they decode together.
 #[test]
 fn release_widths_of_kda() {
     let some = KdaDims { heads: 3, head_dim: 128, conv: 4 };
+    let two = KdaDims { heads: 2, ..some };
     let all = KdaDims { heads: if seeds() == conformance::SEEDS { 64 } else { 3 }, ..some };
+    let decaying = |bound, more| Kda::sized(2, two).decaying(bound, more);
     for b in [Precision::F32, Precision::Bf16].into_iter().filter_map(device) {
-        for (seed, dims, lengths) in [(1, some, &[40, 21][..]), (4, all, &[7, 5, 4])] {
-            let judged = sequences::judge(b, &Kda::sized(seed, dims), &long(lengths), seed);
-            judged.unwrap_or_else(|e| panic!("{} {} heads: {}", b.precision(), dims.heads, &e[..e.len().min(400)]));
+        for (seed, what, case, lengths) in [
+            (1, "some heads", Kda::sized(1, some), &[40, 21][..]),
+            (2, "decays to -5", decaying(-5.0, 0.0), &[53, 18]),
+            (3, "decays of -5", decaying(-5.0, 10.0), &[53, 18]),
+            (5, "small decays", decaying(-3.0, -10.0), &[53, 18]),
+            (4, "all heads", Kda::sized(4, all), &[7, 5, 4]),
+        ] {
+            let judged = sequences::judge(b, &case, &long(lengths), seed);
+            judged.unwrap_or_else(|e| panic!("{} {what}: {}", b.precision(), &e[..e.len().min(400)]));
         }
     }
 }

@@ -46,6 +46,14 @@ impl Kda {
             stride,
         }
     }
+
+    /// The same with a lower bound of the log decay, and `more` on top of its bias: from some 8 on, every channel decays at about the bound.
+    #[must_use]
+    pub fn decaying(mut self, bound: f32, more: f32) -> Self {
+        self.params.lower_bound = Some(bound);
+        self.dt_bias.iter_mut().for_each(|b| *b += more);
+        self
+    }
 }
 
 impl SequenceCase for Kda {

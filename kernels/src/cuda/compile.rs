@@ -42,6 +42,7 @@ files!(
     "step.cuh",
     "mla.cuh",
     "kda.cuh",
+    "split.cuh",
     "rows.cu",
     "lend.cu",
     "mhc.cu",

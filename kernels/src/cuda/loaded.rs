@@ -39,7 +39,8 @@ struct Module {
 unsafe impl Send for Module {}
 
 /// Kernels whose shared memory is sized at launch.
-const DYNAMIC_SHARED: [&str; 6] = ["mla_attend", "mla_attend_mma", "index_score", "index_score_2", "index_score_8", "index_score_rows"];
+const DYNAMIC_SHARED: [&str; 7] =
+    ["kda_follow", "mla_attend", "mla_attend_mma", "index_score", "index_score_2", "index_score_8", "index_score_rows"];
 /// Shared memory of a block that every supported chip has (8.6, 8.9 and 12.0 have the least).
 pub(super) const MOST_SHARED: usize = 99 << 10;
 /// Kernels that are there on Hopper alone, and what their blocks take of it (wide.cuh): eight stages and an image of 16 KiB each from a multiple of

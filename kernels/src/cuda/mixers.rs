@@ -64,8 +64,12 @@ pub(super) fn kda_cut(rows: usize, at: usize) -> usize {
     let at = at.min(rows.saturating_sub(KDA_CHUNK_ROWS));
     at - at % KDA_CHUNK_ROWS
 }
-/// `PARTS` of kda_chunk.cu: floats of a chunk of a head.
-const KDA_PARTS: usize = 4 * 16 * 128 + 16 * 16 + 128;
+/// `PARTS` of kda_chunk.cu: floats of a chunk of a head. What all columns need, and twice that of 64 columns.
+const KDA_PARTS: usize = KDA_COMMON + 2 * KDA_VALUES;
+const KDA_COMMON: usize = 3 * 16 * 128 + 16 * 16 + 128;
+const KDA_VALUES: usize = 16 * 64 + 64;
+/// Shared memory of `kda_follow`: three chunks.
+const KDA_SHARED: usize = 3 * 4 * (KDA_COMMON + KDA_VALUES);
 /// Chunks of all segments that are prepared at a time: bounds the scratch to 2.1 MiB each.
 const KDA_CHUNKS: usize = 128;
 const POOL: usize = 16;
@@ -121,7 +125,7 @@ impl CudaBackend {
         let grid = Grid::new([heads, batch.desc.segments.len(), 1], 512);
         // Which kernel takes a segment follows from its rows alone: it gives the same bits whoever shares its step.
         let release = d == KDA_WIDEST && p.dims.conv == KDA_RELEASE_TAPS;
-        let chunked = release && p.lower_bound.is_some_and(|b| b.abs() * KDA_CHUNK_ROWS as f32 <= KDA_RANGE);
+        let chunked = release && p.lower_bound.is_some_and(|b| (-KDA_RANGE..=0.0).contains(&(b * KDA_CHUNK_ROWS as f32)));
         let (least, most) = (if release { 2 } else { 1 }, if chunked { KDA_CHUNK_ROWS - 1 } else { i32::MAX as usize });
         let has = |from: usize, to: usize| batch.desc.segments.iter().any(|s| (from..=to).contains(&(s.rows as usize)));
         if release && has(1, 1) {
@@ -148,7 +152,7 @@ impl CudaBackend {
             let grid = Grid::new([at_a_time, heads, segments], 512);
             launch!(self, KDA_CHUNK, "kda_prepare", grid; batch.step(), sizes, least, at, proj, stride as i32, beta0 as i32, f, conv, a_log, dt_bias,
                 carries, layers, layer as i32, parts)?;
-            let grid = Grid::new([d / 32, heads, segments], 256);
+            let grid = Grid { blocks: [2, heads, segments], threads: 128, shared: KDA_SHARED };
             launch!(self, KDA_CHUNK, "kda_follow", grid; batch.step(), sizes, least, at, at_a_time as i32, proj, stride as i32, parts, states,
                 carries, layers, layer as i32, out)?;
         }
