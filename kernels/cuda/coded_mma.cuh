@@ -1,6 +1,6 @@
 // Codes on the matrix units: levels are bf16 exactly; the sum of each 16 columns is multiplied by its scale in f32; minima are weights of their
-// own, as whole numbers that multiply the same activations; those in f16 (HALF_MIN) are for the scalar kernel alone. Neighbours: coded.cuh (how codes lie), mma.cuh (which includes
-// this).
+// own, as whole numbers that multiply the same activations; those in f16 (HALF_MIN) are for the scalar kernel alone. Neighbours: coded.cuh (how codes
+// lie), mma.cuh (which includes this).
 #pragma once
 
 DEVICE u32 load_near4(const void* p) {

@@ -34,7 +34,8 @@ DEVICE u32 load_1(const void* p) {
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
-// A type's fragments. STEP: elements of K that a warp takes at once; EACH: those of one lane; SPLIT: partial sums of a step are multiplied by `factor` before they are added; LATE: what unpacked elements lack.
+// A type's fragments. STEP: elements of K that a warp takes at once; EACH: those of one lane; SPLIT: partial sums of a step are multiplied by `factor`
+// before they are added; LATE: what unpacked elements lack.
 template <int T>
 struct Format;
 

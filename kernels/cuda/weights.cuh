@@ -16,7 +16,10 @@
 #pragma once
 #include "portable.cuh"
 
-enum Type { T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6, T_CODE4 = 7, T_LUT4 = 8, T_CODE8 = 9, T_CODE4_MIN = 10, T_CODE8_MIN = 11 };
+enum Type {
+    T_F32 = 0, T_F16 = 1, T_BF16 = 2, T_E4M3 = 3, T_NVFP4 = 4, T_MXFP4 = 5, T_Q8_0 = 6, T_CODE4 = 7, T_LUT4 = 8, T_CODE8 = 9, T_CODE4_MIN = 10,
+    T_CODE8_MIN = 11
+};
 
 // Types of whole codes, those of 8 bits, and those with minima that the matrix units take (coded.cuh).
 DEVICE constexpr bool is_coded(int t) { return t >= T_CODE4; }

@@ -1,5 +1,6 @@
 // The threads of a block as fibers: each runs until it must wait for others (a barrier, an operation of its warp, a gate), and blocks are shared by the
-// CPU's cores; those of a cluster run together, each on a thread of the CPU of its own. Neighbours: device.h (what CUDA calls these things), ptx.h (what instructions do with them); driver.c calls `emu_launch`.
+// CPU's cores; those of a cluster run together, each on a thread of the CPU of its own. Neighbours: device.h (what CUDA calls these things), ptx.h (what
+// instructions do with them); driver.c calls `emu_launch`.
 #pragma once
 #ifndef __x86_64__
 #error "fibers switch by x86-64 code"
@@ -114,7 +115,9 @@ static void begin(int i) {
 [[noreturn]] static void stuck() {
     int at[7] = {};
     for (int i = 0; i < block->count; i++) at[(int)block->fibers[i].wait]++;
-    fprintf(stderr, "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d at a gate, %d at the cluster's, %d ended\n",
+    fprintf(stderr,
+            "emulated kernel: block (%u, %u, %u) waits for ever: %d threads in operations of warps, %d at the barrier, %d at a named one, %d at a gate, "
+            "%d at the cluster's, %d ended\n",
             block->index.x, block->index.y, block->index.z, at[1], at[2], at[3], at[4], at[5], at[6]);
     abort();
 }
