@@ -2,7 +2,7 @@
 //!
 //! | name | kind | meaning |
 //! |---|---|---|
-//! | `tandem_step_seconds{phase}` | histogram | `plan`, `layers`, `masks` (waiting for them), `sample`, `emit` of one step |
+//! | `tandem_step_seconds{phase}` | histogram | `plan`, `layers`, `masks` (waiting for them), `sample`, `emit`, `keep` (copies for the prefix cache) of one step |
 //! | `tandem_step_rows{kind}` | histogram | rows of one step: `decode`, `prefill` |
 //! | `tandem_layer_wait_seconds{side}` | histogram | `attention`: what a MoE layer waits for remote partials after its own work |
 //! | `tandem_sequences{state}` | gauge | `running`, `waiting` |

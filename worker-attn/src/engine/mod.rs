@@ -272,9 +272,12 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         }
         let timer = Instant::now();
         self.end_non_finite(&rows, &places, &mut result, &mut out);
-        self.settle(&rows, &leaders, &purposes, result, &mut out);
+        let points = self.settle(&rows, &leaders, &purposes, result, &mut out);
         (self.sink)(StepEvents { events: out, rows: total as u32 });
         telemetry::phase("emit", timer.elapsed());
+        let timer = Instant::now();
+        self.keep(points);
+        telemetry::phase("keep", timer.elapsed());
         Ok(total)
     }
 

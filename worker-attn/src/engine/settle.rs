@@ -1,4 +1,6 @@
-//! What a step gave is taken in: tokens are appended and said, points are made, what is finished or has failed ends.
+//! What a step gave is taken in: tokens are appended and said, what is finished or has failed ends, and points are made.
+//!
+//! Points come last, when the step's events are on their way: the copy of a state takes longer than a client should wait for the token behind it.
 //!
 //! Neighbours: `engine/mod.rs` formed and ran the step; `room.rs` copies a leader's state for those that follow it.
 
@@ -14,6 +16,18 @@ use crate::{
     telemetry,
 };
 
+/// What became of a sequence: whether its state may be kept, and how it ends, if it does.
+struct Settled {
+    whole: bool,
+    end: Option<&'static str>,
+}
+
+/// A sequence whose state the prefix cache is to keep, and how it ends behind that, if it does.
+pub(super) struct Point {
+    id: u64,
+    end: Option<&'static str>,
+}
+
 impl<B: Backend, H: Hop<B>> Engine<B, H> {
     /// Ends the sequences whose watched rows are not finite: their state must not enter the cache.
     pub(super) fn end_non_finite(&mut self, rows: &[Planned], places: &[usize], result: &mut StepResult, out: &mut Vec<Event>) {
@@ -27,7 +41,8 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         }
     }
 
-    /// Takes in what a step gave: frees failed sequences, appends tokens, ends what is finished.
+    /// Takes in what a step gave: frees failed sequences, appends tokens, ends what is finished. Returns the points that the plan wants, whose
+    /// sequences are still there: [`Engine::keep`] makes them.
     pub(super) fn settle(
         &mut self,
         rows: &[Planned],
@@ -35,7 +50,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         purposes: &[(usize, Purpose)],
         result: StepResult,
         out: &mut Vec<Event>,
-    ) {
+    ) -> Vec<Point> {
         let mut failed = vec![false; rows.len()];
         for (segment, failure) in result.failures {
             failed[segment] = true;
@@ -57,6 +72,7 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             failed[place] = failed[*leader] || !self.fork(rows[place].id, rows[*leader].id);
         }
         let (mut prefilled, mut generated) = (0, 0);
+        let mut points = Vec::new();
         for ((p, sampled), failed) in rows.iter().zip(of).zip(failed) {
             if failed {
                 continue;
@@ -66,27 +82,43 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
             generated += usize::from(next);
             prefilled -= usize::from(next && p.rows == 1);
             self.scheduler.completed(p.id, p.rows, usize::from(next));
-            self.settle_sequence(p, sampled, out);
+            let Settled { whole, end } = self.settle_sequence(p, sampled, out);
+            if p.point && whole {
+                points.push(Point { id: p.id, end });
+            } else if let Some(reason) = end {
+                self.end(p.id, reason);
+            }
         }
         telemetry::tokens(prefilled, generated);
+        points
     }
 
-    fn settle_sequence(&mut self, p: &Planned, sampled: Vec<(Purpose, Sampled)>, out: &mut Vec<Event>) {
+    /// Copies states for the prefix cache; what is finished ends then.
+    pub(super) fn keep(&mut self, points: Vec<Point>) {
+        for Point { id, end } in points {
+            if let (Some(cache), Some(s)) = (&mut self.cache, self.sequences.get(&id))
+                && let Some(state) = &s.state
+                && let Err(e) = cache.store(self.runner.pool(), &s.tokens[..state.tokens()], state)
+            {
+                // The sequence is none the worse for it.
+                tracing::warn!(error = %e, "the prefix cache could not save a state");
+            }
+            if let Some(reason) = end {
+                self.end(id, reason);
+            }
+        }
+    }
+
+    fn settle_sequence(&mut self, p: &Planned, sampled: Vec<(Purpose, Sampled)>, out: &mut Vec<Event>) -> Settled {
         let max_seq_len = self.runner.limits().max_seq_len;
-        let Some(s) = self.sequences.get_mut(&p.id) else { return };
+        let Some(s) = self.sequences.get_mut(&p.id) else { return Settled { whole: false, end: None } };
         let bad = sampled.iter().filter(|(_, row)| !row.finite).count();
         if bad > 0 {
             telemetry::nan_rows(bad);
             out.push(events::error(p.id, ErrorCode::NonFinite, format!("NaN or infinity in the logits of {bad} of the request's rows")));
-            self.end(p.id, "error");
-            return;
+            return Settled { whole: false, end: Some("error") };
         }
-        if let (true, Some(cache), Some(state)) = (p.point, &mut self.cache, &s.state)
-            && let Err(e) = cache.store(self.runner.pool(), &s.tokens[..state.tokens()], state)
-        {
-            // The sequence is none the worse for it.
-            tracing::warn!(error = %e, "the prefix cache could not save a state");
-        }
+        let ends = |reason| Settled { whole: true, end: Some(reason) };
         let mut prompt = Vec::new();
         let mut next = None;
         let mut first = None;
@@ -106,20 +138,19 @@ impl<B: Backend, H: Hop<B>> Engine<B, H> {
         if let Some(row) = next {
             if let Some(why) = s.guide.as_mut().and_then(Guide::failure) {
                 out.push(events::error(p.id, ErrorCode::Internal, why));
-                self.end(p.id, "error");
-                return;
+                return ends("error");
             }
             if s.request.stop_ids.contains(&row.token) {
                 out.push(events::stopped(p.id, row.token));
-                self.end(p.id, "stop");
-                return;
+                return ends("stop");
             }
             out.push(events::token(p.id, s.generated(), &row, s.request.logprobs));
             s.push(row.token);
         }
         if p.last && !s.wants_token(max_seq_len) {
             out.push(events::length(p.id));
-            self.end(p.id, "length");
+            return ends("length");
         }
+        Settled { whole: true, end: None }
     }
 }
