@@ -109,6 +109,7 @@ fn impossible_flags_are_refused_with_what_would_work() {
         (vec!["--dtype", "int3"], vec!["int3", "bf16"]),
         (vec!["--experts", "tpu"], vec!["tpu", "cpu"]),
         (vec!["--max-batch", "0"], vec!["max-batch"]),
+        (vec!["--max-num-batched-tokens", "8193"], vec!["8193", "at most 8192", "--resident-layers all"]),
         (vec!["--no-such-flag"], vec!["--no-such-flag"]),
     ] {
         let log = fails(Launch::up().args(args.iter().copied()), SOON);
@@ -132,6 +133,14 @@ fn workers_with_another_model_or_precision_are_refused_by_name() {
         Duration::from_secs(20),
     );
     assert!(log.contains("precision") && log.contains("f32") && log.contains("bf16"), "{log}");
+    let log = fails(
+        Launch::role("attn")
+            .model(checkpoints::tiny())
+            .args(["--coordinator", &control, "--dtype", "f32"])
+            .args(["--max-num-batched-tokens", "8193"]),
+        Duration::from_secs(20),
+    );
+    assert!(log.contains("--max-num-batched-tokens 8193: needed at most 8192"), "{log}");
     // Refused before the device is asked for, and whether or not there is one.
     let log = fails(
         Launch::role("attn").model(checkpoints::tiny()).args(["--coordinator", &control, "--device", "cuda:0", "--kv-cache-dtype", "fp8"]),

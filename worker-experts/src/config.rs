@@ -8,6 +8,7 @@ use std::{
 
 use tandem_kernels::Precision;
 use tandem_model::{LoadFormat, Shard};
+use tandem_proto::hop::MAX_ROWS;
 
 use crate::fault::Fault;
 
@@ -73,7 +74,7 @@ impl Config {
             threads: None,
             cpus: Vec::new(),
             spin: Duration::from_micros(100),
-            max_rows: 8192,
+            max_rows: MAX_ROWS,
             admin: None,
             drain_timeout: Duration::from_secs(30),
             fault: None,

@@ -34,7 +34,9 @@ pub enum Error {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// No token can be made of this checkpoint.
-    #[error("no token can be made of this checkpoint: {0}; check it with `tandem check --semantic`, or fetch it again")]
+    #[error(
+        "no token can be made of this checkpoint: {0}; `tandem check --semantic` looks at its scales and at some of its weights, else fetch it again"
+    )]
     WarmUp(String),
     /// A server ended by itself.
     #[error("the {server} server ended: {why}")]

@@ -47,6 +47,9 @@ async fn turn() {
     std::thread::yield_now();
 }
 
+/// Most rows of a step that expert workers take.
+pub const MAX_ROWS: u32 = 8192;
+
 /// How the attention side of the hop works.
 #[derive(Clone, Debug)]
 pub struct HopOptions {
@@ -100,7 +103,7 @@ impl HopOptions {
             precision,
             hidden,
             topk,
-            max_rows: 8192,
+            max_rows: MAX_ROWS,
             link: LinkChoice::Auto,
             spin: Duration::from_micros(100),
             allow_mixed_experts: false,

@@ -27,6 +27,7 @@ use tandem_model::{
     Checkpoint, Geometry, Resident,
     budget::{Room, Short},
 };
+use tandem_proto::hop::MAX_ROWS;
 use tandem_worker_attn::RunnerLimits;
 
 use self::{
@@ -51,14 +52,14 @@ pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sizes = Sizes::of(&checkpoint);
     let resident = args.split.resident()?;
     let (mut devices, attn, experts) = devices(args, &resident)?;
-    let precision = args.model.dtype.into();
+    let (precision, workers) = (args.model.dtype.into(), !experts.is_empty());
     let ask = Ask {
         kinds: devices.iter().map(|d| d.kind).collect(),
         attn,
         experts,
         split: args.split.split.into(),
         resident,
-        limits: limits(&args.limits, &sizes.geometry)?,
+        limits: limits(&args.limits, &sizes.geometry, workers)?,
         precision,
         latents: args.limits.kv_cache_dtype.stored(precision),
         threads: args.threads.map_or_else(cores, |n| n as usize),
@@ -120,14 +121,21 @@ pub fn refusal(short: &Short) -> Failure {
     Failure::config(format!("{short}{paging}"))
 }
 
-/// The attention worker's limits, as it would take them.
+/// The attention worker's limits, as it would take them; `workers`: whether there are expert workers beside it.
 ///
 /// # Errors
-/// A sequence that is longer than model and cache allow.
-pub fn limits(args: &AttnLimits, geometry: &Geometry) -> Result<RunnerLimits, Failure> {
+/// A sequence that is longer than model and cache allow; steps of more rows than expert workers take.
+pub fn limits(args: &AttnLimits, geometry: &Geometry, workers: bool) -> Result<RunnerLimits, Failure> {
     let max_batch = args.max_batch as usize;
+    let max_rows = (args.max_num_batched_tokens as usize).max(max_batch);
+    if workers && max_rows > MAX_ROWS as usize {
+        return Err(Failure::config(format!(
+            "--max-num-batched-tokens {max_rows}: expert workers take at most {MAX_ROWS} rows of a step; give no more, or let the attention worker \
+             hold all experts (--resident-layers all)"
+        )));
+    }
     Ok(RunnerLimits {
-        max_rows: (args.max_num_batched_tokens as usize).max(max_batch),
+        max_rows,
         max_batch,
         max_seq_len: usize::try_from(args.longest(geometry)?).unwrap_or(usize::MAX),
         kv_tokens: usize::try_from(args.kv_tokens).unwrap_or(usize::MAX),

@@ -127,7 +127,7 @@ fn prepare_now(args: &UpArgs) -> Result<Prepared, Failure> {
     // All workers on the CPU share its memory; each GPU has its own.
     let (here, on) = devices::rooms([args.attn].iter().chain(&devices))?;
     let sizes = Sizes::of(&checkpoint);
-    let limits = plan::limits(&args.limits, checkpoint.geometry())?;
+    let limits = plan::limits(&args.limits, checkpoint.geometry(), !devices.is_empty())?;
     let precision = args.model.dtype.into();
     let ask = Ask {
         kinds: here.iter().map(|d| d.kind).collect(),

@@ -32,7 +32,7 @@ use tandem_model::{Checkpoint, Shard};
 use tandem_proto::{
     attn::v1::StepEvents,
     control::v1::{Hello, Limits, Role, WorkerState},
-    hop::{HopOptions, HostHop},
+    hop::{HopOptions, HostHop, MAX_ROWS},
     membership::{MemberState, Membership, MembershipHandle},
     payload,
     route_table::ShardDesc,
@@ -157,6 +157,11 @@ impl<B: Backend> Worker<B> {
         let local: Vec<Shard> = member.accept.shards.iter().map(|s| shard(ShardDesc::from_wire(s))).collect();
         for shard in &local {
             tandem_model::plan::validate_inside(self.checkpoint.geometry(), shard)?;
+        }
+        let (rows, most) = (self.limits.max_rows, MAX_ROWS as usize);
+        if rows > most && tandem_model::plan::validate_cover(self.checkpoint.geometry(), &local).is_err() {
+            let needed = format!("at most {most}, which is what expert workers take of a step");
+            return Err(Error::Limit { flag: "--max-num-batched-tokens", needed, got: rows });
         }
         let model = tokio::select! {
             model = self.load_model(local.clone()) => model?,
