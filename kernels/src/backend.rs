@@ -409,6 +409,12 @@ pub struct Sampled {
     pub finite: bool,
 }
 
+/// Rows of `x` `[rows, width]` with a NaN or an infinity, ascending.
+pub fn non_finite_rows(x: &[f32], width: usize) -> Vec<u32> {
+    let rows = x.chunks_exact(width.max(1)).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
+    rows.map(|(_, row)| row).collect()
+}
+
 /// A device and its kernels. See the module text for the rules.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// Opaque device memory of f32 or i32 elements.
@@ -512,8 +518,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn non_finite(&self, rows: usize, width: usize, x: &Self::Buf) -> Result<Vec<u32>, BackendError> {
         let mut host = vec![0.0; rows * width];
         self.download(x, 0, &mut host)?;
-        let rows = host.chunks_exact(width.max(1)).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
-        Ok(rows.map(|(_, row)| row).collect())
+        Ok(non_finite_rows(&host, width))
     }
     /// A matrix made of parts with equal `cols`, stacked along `out` (fused projections). Bytes may be shared, not copied.
     ///

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError, BatchDesc, DeviceInfo, Elem, ExpertSource, IndexKeyWeights, IndexerParams, KdaParams, KdaWeights, MhcGates,
-    MhcParams, MhcWeights, MlaParams, Precision, RouterParams, SampleRow, Sampled, StateSpec,
+    MhcParams, MhcWeights, MlaParams, Precision, RouterParams, SampleRow, Sampled, StateSpec, non_finite_rows,
 };
 
 impl CpuBackend {
@@ -136,8 +136,7 @@ impl Backend for CpuBackend {
     fn non_finite(&self, rows: usize, width: usize, x: &CpuBuf) -> Result<Vec<u32>, BackendError> {
         self.sync()?;
         let x = x.f32s(rows * width).map_err(|e| self.failed("non_finite", e))?;
-        let rows = x[..rows * width].chunks_exact(width.max(1)).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
-        Ok(rows.map(|(_, row)| row).collect())
+        Ok(non_finite_rows(&x[..rows * width], width))
     }
 
     fn sync(&self) -> Result<(), BackendError> {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tandem_kernels::{Backend, BackendError, Elem};
+use tandem_kernels::{Backend, BackendError, Elem, non_finite_rows};
 use tandem_proto::hop::{Lender, SharedMemory};
 use tandem_worker_experts::Lending;
 
@@ -72,7 +72,6 @@ impl<B: Backend> LentRows<B> {
         } else {
             b.upload(partial, out, 0);
         }
-        let rows = partial.chunks_exact(hidden).zip(0..).filter(|(row, _)| row.iter().any(|v| !v.is_finite()));
-        Ok(rows.map(|(_, row)| row).collect())
+        Ok(non_finite_rows(partial, hidden))
     }
 }
