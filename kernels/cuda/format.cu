@@ -176,14 +176,14 @@ DEVICE void big_tile(const Matrix& m, const Tokens& t, const u8* x, int x_stride
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there) : "memory");
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_end();
     };
     float acc[8][4] = {}, total[8][4] = {};
     UNROLL for (int i = 0; i < STAGES - 1; i++) fetch(i);
     typename F::Raw a = F::load(m, place_a.q, place_a.s, q * E), b = F::load(m, place_b.q, place_b.s, q * E);
     for (int s = 0; s < steps; s++) {
         typename F::Raw next_a, next_b;
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        copies_wait<STAGES - 2>();
         barrier(); // this step is there for all, and the one before is used up
         fetch(s + STAGES - 1);
         if (s + 1 < steps) {

@@ -6,6 +6,7 @@
 // Decayed products are factored, e^(G_i - G_j) = e^G_i e^-G_j, which the bound keeps in range. Chunks are counted from a segment's first row, so that
 // a segment gives the same bits whoever shares its step. Neighbours: kda.cu (row by row: takes prompts where there are no matrix units),
 // split.cuh, cuda/mixers.rs.
+#include "ahead.cuh"
 #include "kda.cuh"
 #include "split.cuh"
 
@@ -38,10 +39,6 @@
 #define STAGE (COMMON + VALUES)
 #define STAGES 3
 
-// Sixteen bytes on their way to shared memory.
-DEVICE void fetch16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_at(to)), "l"(from) : "memory");
-}
 // A column of `n` rows and zeros.
 DEVICE void rows_of(const float* from, int stride, int n, float* x) {
     if (n == CHUNK) {
@@ -246,11 +243,11 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
             const float* of = from + (long long)at * PARTS + tid() * 4;
             float* to = shared + at % STAGES * STAGE + tid() * 4;
             const float* values = of + block_x() * VALUES;
-            UNROLL for (int i = 0; i < COMMON / 512; i++) fetch16(to + i * 512, of + i * 512);
+            UNROLL for (int i = 0; i < COMMON / 512; i++) copy_ahead<16>(shared_at(to + i * 512), of + i * 512);
             UNROLL for (int i = COMMON / 512; i < div_up(STAGE, 512); i++)
-                if (i * 512 + tid() * 4 < STAGE) fetch16(to + i * 512, (i * 512 + tid() * 4 < COMMON ? of : values) + i * 512);
+                if (i * 512 + tid() * 4 < STAGE) copy_ahead<16>(shared_at(to + i * 512), (i * 512 + tid() * 4 < COMMON ? of : values) + i * 512);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_end();
     };
     UNROLL for (int i = 0; i < STAGES - 1; i++) fetch(i);
     float state[DIM / 8][4], most[2] = {};
@@ -262,7 +259,7 @@ kda_follow(Step b, Kda p, int least, int first, int chunks, const float* proj, i
     float* line = out + ((long long)s.row0 + (long long)first * CHUNK + 2 * t) * hd + h * DIM + c0 + own;
     int left = s.rows - first * CHUNK - 2 * t;
     for (int at = 0; at < end; at++, line += (long long)CHUNK * hd, left -= CHUNK) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        copies_wait<STAGES - 2>();
         barrier();
         fetch(at + STAGES - 1);
         const float* of = shared + at % STAGES * STAGE;

@@ -8,6 +8,7 @@
 //
 // Neighbours: mla_mma.cu (few rows, other chips), wide.cuh (products of many rows), cuda/mla.rs (which kernels when).
 #define WEIGHT 2
+#include "ahead.cuh"
 #include "mla.cuh"
 #include "step.cuh"
 #include "wide.cuh"
@@ -57,9 +58,7 @@ DEVICE void to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "me
 DEVICE void meet_group(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 // `gate` counts one arrival when all of this thread's cp.async so far have come.
 DEVICE void gate_follow(u32 gate) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(gate) : "memory"); }
-// Sixteen bytes on their way to shared memory.
-DEVICE void fetch16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
-// The same; zeros where `token` is less than 0.
+// Sixteen bytes on their way to shared memory; zeros where `token` is less than 0.
 DEVICE void fetch16_of(u32 to, const void* from, int token) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -83,7 +82,7 @@ KERNEL __launch_bounds__(256, 1) mla_fold_wide(const float* q, Matrix kv_b, int 
     for (int i = tid(); i < qk * 32; i += 256) {
         int in = i & 127, step = i >> 7 & 3, tile = i >> 9, d = tile * 16 + (in >> 6) * 8 + (in >> 2 & 7), piece = (in & 3) * 2 + (in >> 5 & 1);
         const u8* from = first + (long long)tile * 16 * kv_b.q_row + step * 2048 + in * 16;
-        fetch16(weights + (step * qk + d) * 128 + ((piece ^ (d & 7)) << 4), from);
+        copy_ahead<16>(weights + (step * qk + d) * 128 + ((piece ^ (d & 7)) << 4), from);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     to_engines();

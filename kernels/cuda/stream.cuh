@@ -2,16 +2,11 @@
 // one, but for copies in any number, in order. Elements are read by the lane that copied them; scales by others too. Neighbours: mma.cuh (how steps lie and
 // unpack), few.cuh and some.cuh (the products).
 #pragma once
+#include "ahead.cuh"
 #include "mma.cuh"
 
 #if TANDEM_MMA
 
-// Copies of 16 bytes pass L1; smaller ones take a cycle of shared memory for each lane, so that few lanes make them.
-template <int BYTES>
-DEVICE void copy_ahead(u32 to, const void* from) {
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
-}
 // Copies of what is read once: L2 gives it up before anything else.
 DEVICE u64 once() {
     u64 policy;
@@ -23,9 +18,6 @@ DEVICE void copy_once(u32 to, const void* from, u64 policy) {
     if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
     else copy_ahead<BYTES>(to, from);
 }
-DEVICE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 // The lane's number as a register that stays: asking for it takes long.
 DEVICE int lane_kept() {
     int lane = lane_id();

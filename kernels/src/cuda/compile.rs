@@ -35,6 +35,7 @@ files!(
     "coded_mma.cuh",
     "hopper.cuh",
     "tokens.cuh",
+    "ahead.cuh",
     "stream.cuh",
     "few.cuh",
     "some.cuh",
